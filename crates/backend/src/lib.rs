@@ -1,1 +1,28 @@
-//! backend
+//! What a device must be able to do, and the CPU as the first device.
+//!
+//! Reading order: [`dtype`] and [`tensor`] (what weights look like on the host), [`step`] (what one
+//! step's inputs and outputs look like, word by word), [`ops`] (the [`Backend`] trait: memory,
+//! streams, events and about a dozen operators), [`cpu`] (its implementation).
+//!
+//! Invariant: operators are enqueued on a stream and return at once; only
+//! [`Backend::synchronize`] waits for the device.
+//! Invariant: no request, sequence or scheduler policy is known here.
+//! Invariant: this is the last room where `unsafe` is allowed.
+
+pub mod cpu;
+mod dtype;
+mod error;
+mod mapped_file;
+pub mod ops;
+pub mod quant;
+pub mod step;
+mod sync;
+mod tensor;
+
+pub use cpu::{CpuBackend, CpuConfig};
+pub use dtype::Dtype;
+pub use error::BackendError;
+pub use mapped_file::MappedFile;
+pub use ops::{AttentionShape, Backend, DeviceBatch, KvLayer};
+pub use step::{OutputLayout, RowState, SamplingRow, StepCapacity, StepInputs, StepShape};
+pub use tensor::{HostTensor, TensorData};

@@ -1,0 +1,371 @@
+//! The [`Backend`] trait: memory, streams, events and operators.
+//!
+//! Every operator is enqueued on a stream and returns at once. Sizes known to the host come in a
+//! [`StepShape`]; everything else an operator needs it reads from device memory at fixed addresses
+//! ([`DeviceBatch`]), so that a backend may capture a step as a graph.
+
+use std::time::Duration;
+
+use crate::{BackendError, Dtype, HostTensor, StepCapacity, StepShape};
+
+/// A device that runs operators in order on streams.
+///
+/// # Ordering
+/// Operations of one stream run in the order enqueued. Operations of two streams are ordered only
+/// by events: `record` on one, `wait` on the other. A buffer must never be written while another
+/// operation uses it; the CPU backend checks this and reports a violation as a lost device.
+pub trait Backend: Clone + Send + Sync + Sized + 'static {
+    /// Device memory. Cloning gives another handle to the same memory.
+    type Buffer: Clone + Send + Sync;
+    /// Host memory that copies can read and write while the host goes on.
+    type HostBuffer: Send;
+    /// A weight matrix, stored as this device likes it.
+    type Matrix: Send + Sync;
+    /// A table whose rows are looked up one at a time.
+    type Embedding: Send + Sync;
+    /// An ordered queue of operations.
+    type Stream: Send + Sync;
+    /// A point in a stream that others can wait for.
+    type Event: Send + Sync;
+
+    /// Name for people: the processor or the GPU, and what of it is used.
+    fn description(&self) -> String;
+
+    /// Element type of the KV cache.
+    fn kv_dtype(&self) -> Dtype;
+
+    // --- memory ---
+
+    /// Allocates `len` activations (f32 on the CPU), zeroed. `label` names it in messages.
+    fn alloc_activations(
+        &self,
+        label: &'static str,
+        len: usize,
+    ) -> Result<Self::Buffer, BackendError>;
+
+    /// Allocates `len` 32-bit words, zeroed.
+    fn alloc_words(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError>;
+
+    /// Allocates `len` elements of [`Backend::kv_dtype`], zeroed.
+    fn alloc_kv(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError>;
+
+    /// Allocates `len` 32-bit words of host memory, zeroed.
+    fn alloc_host(
+        &self,
+        label: &'static str,
+        len: usize,
+    ) -> Result<Self::HostBuffer, BackendError>;
+
+    /// Takes one matrix made of `parts` stacked along their rows.
+    ///
+    /// # Shapes
+    /// Each part `[rows_i, cols]`; the result `[sum of rows_i, cols]`.
+    fn load_matrix(&self, parts: &[HostTensor]) -> Result<Self::Matrix, BackendError>;
+
+    /// Takes a table of rows to look up, `[rows, cols]`.
+    fn load_embedding(&self, table: &HostTensor) -> Result<Self::Embedding, BackendError>;
+
+    /// Takes vectors, one after the other, as f32 (norm weights, biases, rotary tables).
+    fn load_vector(&self, parts: &[HostTensor]) -> Result<Self::Buffer, BackendError>;
+
+    /// Bytes the device holds for a matrix.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+
+    /// Runs `write` on host memory that no enqueued copy is using.
+    fn write_host<R>(&self, buffer: &mut Self::HostBuffer, write: impl FnOnce(&mut [u32]) -> R)
+    -> R;
+
+    /// Runs `read` on host memory that no enqueued copy is writing.
+    fn read_host<R>(&self, buffer: &Self::HostBuffer, read: impl FnOnce(&[u32]) -> R) -> R;
+
+    // --- streams and events ---
+
+    /// A new stream; `name` is its thread or profiler name.
+    fn create_stream(&self, name: &'static str) -> Result<Self::Stream, BackendError>;
+
+    /// A new event, never recorded: waiting for it returns at once.
+    fn create_event(&self) -> Result<Self::Event, BackendError>;
+
+    /// Marks the end of what is enqueued on `stream` so far.
+    fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    /// Holds back what is enqueued on `stream` from now on until `event`, as last recorded, happened.
+    fn wait(&self, event: &Self::Event, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    /// Blocks the calling thread until `event`, as last recorded, happened.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`] if any operation failed since the backend was made.
+    fn synchronize(&self, event: &Self::Event) -> Result<(), BackendError>;
+
+    /// Time from `earlier` to `later`, both recorded and happened; zero if out of order.
+    fn elapsed(&self, earlier: &Self::Event, later: &Self::Event)
+    -> Result<Duration, BackendError>;
+
+    // --- copies ---
+
+    /// Copies the first `num_words` words of `src` to the start of `dst`.
+    fn copy_to_device(
+        &self,
+        src: &Self::HostBuffer,
+        dst: &Self::Buffer,
+        num_words: usize,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    /// Copies the first `num_words` words of `src` to the start of `dst`.
+    fn copy_to_host(
+        &self,
+        src: &Self::Buffer,
+        dst: &Self::HostBuffer,
+        num_words: usize,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    // --- operators ---
+
+    /// Spreads the packed inputs over `batch`, taking carried-over tokens from `previous`, the
+    /// output words of the step before.
+    fn unpack(
+        &self,
+        packed: &Self::Buffer,
+        previous: &Self::Buffer,
+        shape: StepShape,
+        batch: &DeviceBatch<Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    /// Counts the step's input tokens for the rows that are tracked, clearing fresh ones first.
+    fn track_tokens(
+        &self,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        state: &SamplingState<Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    /// `out[t] = table[token_ids[t]]`, `[num_tokens, hidden]`.
+    fn embed(
+        &self,
+        table: &Self::Embedding,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        out: &Self::Buffer,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    /// `out = x / rms(x) * weight`, each of `num_rows` rows of `weight`'s length.
+    fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &Self::Stream)
+    -> Result<(), BackendError>;
+
+    /// `out = x * weight^T (+ bias)`, or `out += ...`.
+    fn matmul(&self, args: Matmul<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    /// Normalises (if asked) and rotates queries and keys; writes keys and values to the KV cache.
+    fn rope_and_cache(
+        &self,
+        args: RopeAndCache<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    /// Causal attention of every row's new tokens over its paged context.
+    fn attention(
+        &self,
+        args: Attention<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    /// `out[t, i] = silu(gate_up[t, i]) * gate_up[t, len + i]`, `[num_rows, len]`.
+    fn silu_and_mul(
+        &self,
+        gate_up: &Self::Buffer,
+        out: &Self::Buffer,
+        num_rows: usize,
+        len: usize,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    /// `out[s] = x[sample_indices[s]]`, `[num_sampled, len]`.
+    fn gather_sampled(
+        &self,
+        x: &Self::Buffer,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        len: usize,
+        out: &Self::Buffer,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError>;
+
+    /// Draws one token for every sampled row and writes it, and what else the row asked for, to
+    /// the output words.
+    fn sample(&self, args: Sample<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
+}
+
+/// One step's inputs on the device, at fixed addresses; see [`crate::step`] for the sections.
+///
+/// One set serves all steps: only operations of the compute stream touch it.
+#[derive(Clone)]
+#[allow(missing_docs)]
+pub struct DeviceBatch<B: Backend> {
+    pub token_ids: B::Buffer,
+    pub positions: B::Buffer,
+    pub slot_mapping: B::Buffer,
+    pub row_starts: B::Buffer,
+    pub context_lens: B::Buffer,
+    pub block_starts: B::Buffer,
+    pub row_states: B::Buffer,
+    pub blocks: B::Buffer,
+    pub sample_indices: B::Buffer,
+    pub sampling: B::Buffer,
+    pub bias_ids: B::Buffer,
+    pub bias_values: B::Buffer,
+}
+
+impl<B: Backend> DeviceBatch<B> {
+    /// Buffers for the largest step.
+    pub fn new(backend: &B, capacity: StepCapacity) -> Result<Self, BackendError> {
+        let at = capacity.shape().layout();
+        let alloc = |label, range: std::ops::Range<usize>| backend.alloc_words(label, range.len());
+        Ok(Self {
+            token_ids: alloc("token_ids", at.token_ids)?,
+            positions: alloc("positions", at.positions)?,
+            slot_mapping: alloc("slot_mapping", at.slot_mapping)?,
+            row_starts: alloc("row_starts", at.row_starts)?,
+            context_lens: alloc("context_lens", at.context_lens)?,
+            block_starts: alloc("block_starts", at.block_starts)?,
+            row_states: alloc("row_states", at.row_states)?,
+            blocks: alloc("blocks", at.blocks)?,
+            sample_indices: alloc("sample_indices", at.sample_indices)?,
+            sampling: alloc("sampling", at.sampling)?,
+            bias_ids: alloc("bias_ids", at.bias_ids)?,
+            bias_values: alloc("bias_values", at.bias_values)?,
+        })
+    }
+}
+
+/// What penalties need to know of each sequence, kept on the device.
+#[derive(Clone)]
+pub struct SamplingState<B: Backend> {
+    /// `[max_rows, vocab_size]` words: bit 31 set if the token is in the prompt, the rest counts
+    /// how often it is in the output.
+    pub token_counts: B::Buffer,
+    /// Tokens a model knows.
+    pub vocab_size: usize,
+}
+
+/// The KV cache of one layer.
+///
+/// # Shapes
+/// Both `[num_blocks, num_kv_heads, block_size, head_dim]`, of [`Backend::kv_dtype`].
+#[derive(Clone)]
+#[allow(missing_docs)]
+pub struct KvLayer<B: Backend> {
+    pub keys: B::Buffer,
+    pub values: B::Buffer,
+}
+
+/// Head counts and sizes of an attention layer, and the KV cache's block size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Tokens of a block of the KV cache.
+    pub block_size: usize,
+}
+
+impl AttentionShape {
+    /// Elements of one token's query, key and value heads together.
+    pub const fn qkv_len(&self) -> usize {
+        (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    }
+
+    /// Elements of one token's query heads.
+    pub const fn q_len(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+}
+
+/// Arguments of [`Backend::rms_norm`].
+#[allow(missing_docs)]
+pub struct RmsNorm<'a, B: Backend> {
+    /// `[num_rows, len]`.
+    pub x: &'a B::Buffer,
+    /// `[len]`, f32.
+    pub weight: &'a B::Buffer,
+    /// `[num_rows, len]`.
+    pub out: &'a B::Buffer,
+    pub num_rows: usize,
+    pub len: usize,
+    pub eps: f32,
+}
+
+/// Arguments of [`Backend::matmul`].
+#[allow(missing_docs)]
+pub struct Matmul<'a, B: Backend> {
+    /// `[num_rows, cols]`.
+    pub x: &'a B::Buffer,
+    /// `[rows, cols]`.
+    pub weight: &'a B::Matrix,
+    /// `[rows]`, f32.
+    pub bias: Option<&'a B::Buffer>,
+    /// `[num_rows, rows]`.
+    pub out: &'a B::Buffer,
+    pub num_rows: usize,
+    /// Add to `out` instead of overwriting it (residual connections).
+    pub accumulate: bool,
+}
+
+/// Arguments of [`Backend::rope_and_cache`].
+#[allow(missing_docs)]
+pub struct RopeAndCache<'a, B: Backend> {
+    /// `[num_tokens, qkv_len]`: queries, keys, values. Queries are changed in place.
+    pub qkv: &'a B::Buffer,
+    /// `[max_positions, rotary_dim]`: `rotary_dim / 2` cosines, then as many sines. f32.
+    pub rotary_table: &'a B::Buffer,
+    /// Elements of a head that are rotated.
+    pub rotary_dim: usize,
+    /// Whether pairs are neighbours (GGUF's llama) or half a head apart (Hugging Face).
+    pub interleaved: bool,
+    /// `[head_dim]` each: RMSNorm of every query and key head before rotation.
+    pub qk_norm: Option<(&'a B::Buffer, &'a B::Buffer)>,
+    /// Epsilon of that norm.
+    pub eps: f32,
+    pub attention: AttentionShape,
+    pub kv: &'a KvLayer<B>,
+    pub batch: &'a DeviceBatch<B>,
+    pub step: StepShape,
+}
+
+/// Arguments of [`Backend::attention`].
+#[allow(missing_docs)]
+pub struct Attention<'a, B: Backend> {
+    /// `[num_tokens, qkv_len]`; only the queries are read.
+    pub qkv: &'a B::Buffer,
+    pub kv: &'a KvLayer<B>,
+    /// `[num_tokens, q_len]`.
+    pub out: &'a B::Buffer,
+    pub attention: AttentionShape,
+    /// Multiplies scores before the softmax.
+    pub scale: f32,
+    /// How many tokens, itself included, a token sees; `None`: all before it.
+    pub window: Option<usize>,
+    pub batch: &'a DeviceBatch<B>,
+    pub step: StepShape,
+}
+
+/// Arguments of [`Backend::sample`].
+#[allow(missing_docs)]
+pub struct Sample<'a, B: Backend> {
+    /// `[num_sampled, vocab_size]`.
+    pub logits: &'a B::Buffer,
+    pub state: &'a SamplingState<B>,
+    pub batch: &'a DeviceBatch<B>,
+    pub step: StepShape,
+    /// Laid out as [`crate::OutputLayout`].
+    pub outputs: &'a B::Buffer,
+    pub max_rows: usize,
+}

@@ -1,0 +1,420 @@
+//! What one step ships to the device and brings back, word by word.
+//!
+//! The host packs everything a step needs into one run of 32-bit words, so that one copy moves it:
+//!
+//! ```text
+//! token_ids      [num_tokens]        id, or anything where carry_over >= 0
+//! carry_over     [num_tokens]        sampled row of the previous step, or -1
+//! positions      [num_tokens]        absolute position in the sequence
+//! slot_mapping   [num_tokens]        place in the KV cache: block * block_size + offset
+//! row_starts     [num_rows + 1]      first token of each row
+//! context_lens   [num_rows]          tokens to attend to, this chunk's included
+//! block_starts   [num_rows + 1]      first entry of each row in `blocks`
+//! row_states     [num_rows * 3]      see `RowState`
+//! blocks         [num_blocks]        block tables, one after the other
+//! sample_indices [num_sampled]       token whose logits each sampled row needs
+//! sampling       [num_sampled * 16]  see `SamplingRow`
+//! bias_ids       [num_bias]          tokens whose logits are shifted
+//! bias_values    [num_bias]          by how much (f32)
+//! ```
+//!
+//! The first device operation of a step unpacks it to fixed addresses and replaces carried-over
+//! tokens, so that a captured graph never sees an offset.
+
+use std::ops::Range;
+
+/// How many of everything one step has. Known to the host when it launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct StepShape {
+    pub num_tokens: usize,
+    pub num_rows: usize,
+    pub num_blocks: usize,
+    pub num_sampled: usize,
+    pub num_bias: usize,
+}
+
+/// The most of everything that a step may have: sizes every buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct StepCapacity {
+    pub max_tokens: usize,
+    pub max_rows: usize,
+    pub max_blocks: usize,
+    pub max_bias: usize,
+}
+
+/// Where each section lies in the packed words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct StepLayout {
+    pub token_ids: Range<usize>,
+    pub carry_over: Range<usize>,
+    pub positions: Range<usize>,
+    pub slot_mapping: Range<usize>,
+    pub row_starts: Range<usize>,
+    pub context_lens: Range<usize>,
+    pub block_starts: Range<usize>,
+    pub row_states: Range<usize>,
+    pub blocks: Range<usize>,
+    pub sample_indices: Range<usize>,
+    pub sampling: Range<usize>,
+    pub bias_ids: Range<usize>,
+    pub bias_values: Range<usize>,
+}
+
+impl StepShape {
+    /// The sections' places for a step of this shape.
+    pub fn layout(&self) -> StepLayout {
+        let mut next = 0;
+        let mut section = |len: usize| {
+            let range = next..next + len;
+            next += len;
+            range
+        };
+        StepLayout {
+            token_ids: section(self.num_tokens),
+            carry_over: section(self.num_tokens),
+            positions: section(self.num_tokens),
+            slot_mapping: section(self.num_tokens),
+            row_starts: section(self.num_rows + 1),
+            context_lens: section(self.num_rows),
+            block_starts: section(self.num_rows + 1),
+            row_states: section(self.num_rows * RowState::WORDS),
+            blocks: section(self.num_blocks),
+            sample_indices: section(self.num_sampled),
+            sampling: section(self.num_sampled * SamplingRow::WORDS),
+            bias_ids: section(self.num_bias),
+            bias_values: section(self.num_bias),
+        }
+    }
+
+    /// Words of a step of this shape.
+    pub fn num_words(&self) -> usize {
+        self.layout().bias_values.end
+    }
+}
+
+impl StepCapacity {
+    /// The largest shape.
+    pub fn shape(&self) -> StepShape {
+        StepShape {
+            num_tokens: self.max_tokens,
+            num_rows: self.max_rows,
+            num_blocks: self.max_blocks,
+            num_sampled: self.max_rows,
+            num_bias: self.max_bias,
+        }
+    }
+}
+
+/// What the device remembers of a row's sequence between steps, and which part of it this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowState {
+    /// The sequence's place in [`crate::ops::SamplingState`]; `None`: its tokens are not counted.
+    pub state_slot: Option<u32>,
+    /// Tokens at positions below this are the prompt's.
+    pub prompt_len: u32,
+    /// Whether the state is another sequence's and must be cleared first.
+    pub fresh: bool,
+}
+
+impl RowState {
+    /// Words of one row.
+    pub const WORDS: usize = 3;
+
+    /// As words.
+    pub fn to_words(self) -> [u32; Self::WORDS] {
+        [self.state_slot.unwrap_or(u32::MAX), self.prompt_len, u32::from(self.fresh)]
+    }
+
+    /// From [`RowState::to_words`].
+    pub fn from_words(words: &[u32]) -> Self {
+        let state_slot = (words[0] != u32::MAX).then_some(words[0]);
+        Self { state_slot, prompt_len: words[1], fresh: words[2] != 0 }
+    }
+}
+
+/// How one sampled row's token is drawn. All neutral: greedy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingRow {
+    /// Where the sequence's token counts are; `None`: no penalty applies.
+    pub state_slot: Option<u32>,
+    /// 0: greedy.
+    pub temperature: f32,
+    /// Keep the k likeliest tokens; 0: all.
+    pub top_k: u32,
+    /// Keep the likeliest tokens whose probabilities reach this sum; 1: all.
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as likely as the likeliest; 0: all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output; 1: none.
+    pub repetition_penalty: f32,
+    /// Subtracted from logits of tokens seen in the output.
+    pub presence_penalty: f32,
+    /// Subtracted from logits of tokens, once per time seen in the output.
+    pub frequency_penalty: f32,
+    /// With `position`, keys the draw.
+    pub seed: u64,
+    /// Position of the token being drawn.
+    pub position: u32,
+    /// How many of the likeliest tokens to report; `None`: no logprobs at all.
+    pub top_logprobs: Option<u32>,
+    /// First entry in `bias_ids`.
+    pub bias_start: u32,
+    /// Entries in `bias_ids`.
+    pub bias_len: u32,
+}
+
+impl SamplingRow {
+    /// Words of one row.
+    pub const WORDS: usize = 16;
+
+    /// Greedy, nothing reported.
+    pub const GREEDY: Self = Self {
+        state_slot: None,
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        seed: 0,
+        position: 0,
+        top_logprobs: None,
+        bias_start: 0,
+        bias_len: 0,
+    };
+
+    /// As words.
+    pub fn to_words(self) -> [u32; Self::WORDS] {
+        [
+            self.state_slot.unwrap_or(u32::MAX),
+            self.temperature.to_bits(),
+            self.top_k,
+            self.top_p.to_bits(),
+            self.min_p.to_bits(),
+            self.repetition_penalty.to_bits(),
+            self.presence_penalty.to_bits(),
+            self.frequency_penalty.to_bits(),
+            self.seed as u32,
+            (self.seed >> 32) as u32,
+            self.position,
+            self.top_logprobs.unwrap_or(u32::MAX),
+            self.bias_start,
+            self.bias_len,
+            0,
+            0,
+        ]
+    }
+
+    /// From [`SamplingRow::to_words`].
+    pub fn from_words(words: &[u32]) -> Self {
+        let optional = |word: u32| (word != u32::MAX).then_some(word);
+        Self {
+            state_slot: optional(words[0]),
+            temperature: f32::from_bits(words[1]),
+            top_k: words[2],
+            top_p: f32::from_bits(words[3]),
+            min_p: f32::from_bits(words[4]),
+            repetition_penalty: f32::from_bits(words[5]),
+            presence_penalty: f32::from_bits(words[6]),
+            frequency_penalty: f32::from_bits(words[7]),
+            seed: u64::from(words[8]) | (u64::from(words[9]) << 32),
+            position: words[10],
+            top_logprobs: optional(words[11]),
+            bias_start: words[12],
+            bias_len: words[13],
+        }
+    }
+}
+
+/// A step's inputs while the host puts them together. Kept between steps: its vectors are reused.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)]
+pub struct StepInputs {
+    pub token_ids: Vec<u32>,
+    /// Sampled row of the previous step, or -1.
+    pub carry_over: Vec<i32>,
+    pub positions: Vec<u32>,
+    pub slot_mapping: Vec<u32>,
+    pub row_starts: Vec<u32>,
+    pub context_lens: Vec<u32>,
+    pub block_starts: Vec<u32>,
+    pub row_states: Vec<RowState>,
+    pub blocks: Vec<u32>,
+    pub sample_indices: Vec<u32>,
+    pub sampling: Vec<SamplingRow>,
+    pub bias: Vec<(u32, f32)>,
+}
+
+impl StepInputs {
+    /// Empties everything and keeps the memory. `row_starts` and `block_starts` begin with 0.
+    pub fn clear(&mut self) {
+        self.token_ids.clear();
+        self.carry_over.clear();
+        self.positions.clear();
+        self.slot_mapping.clear();
+        self.row_starts.clear();
+        self.row_starts.push(0);
+        self.context_lens.clear();
+        self.block_starts.clear();
+        self.block_starts.push(0);
+        self.row_states.clear();
+        self.blocks.clear();
+        self.sample_indices.clear();
+        self.sampling.clear();
+        self.bias.clear();
+    }
+
+    /// How many of everything there is.
+    pub fn shape(&self) -> StepShape {
+        StepShape {
+            num_tokens: self.token_ids.len(),
+            num_rows: self.context_lens.len(),
+            num_blocks: self.blocks.len(),
+            num_sampled: self.sample_indices.len(),
+            num_bias: self.bias.len(),
+        }
+    }
+
+    /// Writes everything into `words` and returns the shape.
+    ///
+    /// # Panics
+    /// If `words` is shorter than [`StepShape::num_words`], or the vectors' lengths disagree.
+    pub fn pack(&self, words: &mut [u32]) -> StepShape {
+        let shape = self.shape();
+        let at = shape.layout();
+        words[at.token_ids].copy_from_slice(&self.token_ids);
+        for (word, row) in words[at.carry_over].iter_mut().zip(&self.carry_over) {
+            *word = row.cast_unsigned();
+        }
+        words[at.positions].copy_from_slice(&self.positions);
+        words[at.slot_mapping].copy_from_slice(&self.slot_mapping);
+        words[at.row_starts].copy_from_slice(&self.row_starts);
+        words[at.context_lens].copy_from_slice(&self.context_lens);
+        words[at.block_starts].copy_from_slice(&self.block_starts);
+        let states = words[at.row_states].chunks_exact_mut(RowState::WORDS);
+        for (chunk, state) in states.zip(&self.row_states) {
+            chunk.copy_from_slice(&state.to_words());
+        }
+        words[at.blocks].copy_from_slice(&self.blocks);
+        words[at.sample_indices].copy_from_slice(&self.sample_indices);
+        let sampling = words[at.sampling].chunks_exact_mut(SamplingRow::WORDS);
+        for (chunk, row) in sampling.zip(&self.sampling) {
+            chunk.copy_from_slice(&row.to_words());
+        }
+        for (word, (id, _)) in words[at.bias_ids].iter_mut().zip(&self.bias) {
+            *word = *id;
+        }
+        for (word, (_, value)) in words[at.bias_values].iter_mut().zip(&self.bias) {
+            *word = value.to_bits();
+        }
+        shape
+    }
+}
+
+/// Most entries of `top_logprobs` that a row can ask for.
+pub const MAX_TOP_LOGPROBS: usize = 20;
+
+/// Where a step's outputs lie in the output words; tokens first, since the next step reads them.
+///
+/// ```text
+/// tokens        [max_rows]
+/// logprobs      [max_rows]        f32, of the token drawn
+/// top_ids       [max_rows * 20]   likeliest first; u32::MAX where a row asked for fewer
+/// top_logprobs  [max_rows * 20]   f32
+/// ```
+///
+/// Logprobs are of the model's own distribution, before penalties, bias and temperature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputLayout {
+    /// Most sampled rows of a step.
+    pub max_rows: usize,
+}
+
+impl OutputLayout {
+    /// All words.
+    pub const fn num_words(self) -> usize {
+        self.max_rows * (2 + 2 * MAX_TOP_LOGPROBS)
+    }
+
+    /// The words that are always copied back: tokens and their logprobs.
+    pub const fn num_token_words(self) -> usize {
+        self.max_rows * 2
+    }
+
+    /// Word of row `row`'s token.
+    pub const fn token(self, row: usize) -> usize {
+        row
+    }
+
+    /// Word of row `row`'s logprob.
+    pub const fn logprob(self, row: usize) -> usize {
+        self.max_rows + row
+    }
+
+    /// Words of row `row`'s likeliest tokens.
+    pub const fn top_ids(self, row: usize) -> Range<usize> {
+        let start = 2 * self.max_rows + row * MAX_TOP_LOGPROBS;
+        start..start + MAX_TOP_LOGPROBS
+    }
+
+    /// Words of their logprobs.
+    pub const fn top_logprobs(self, row: usize) -> Range<usize> {
+        let start = (2 + MAX_TOP_LOGPROBS) * self.max_rows + row * MAX_TOP_LOGPROBS;
+        start..start + MAX_TOP_LOGPROBS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_sections_follow_each_other_and_keep_their_values() {
+        let mut inputs = StepInputs::default();
+        inputs.clear();
+        inputs.token_ids.extend([7, 0, 9]);
+        inputs.carry_over.extend([-1, 4, -1]);
+        inputs.positions.extend([0, 11, 12]);
+        inputs.slot_mapping.extend([32, 5, 6]);
+        inputs.row_starts.extend([1, 3]);
+        inputs.context_lens.extend([1, 13]);
+        inputs.block_starts.extend([1, 2]);
+        inputs.row_states.extend([
+            RowState { state_slot: None, prompt_len: 3, fresh: true },
+            RowState { state_slot: Some(2), prompt_len: 5, fresh: false },
+        ]);
+        inputs.blocks.extend([2, 0]);
+        inputs.sample_indices.push(2);
+        let row = SamplingRow {
+            seed: 0x0123_4567_89ab_cdef,
+            top_logprobs: Some(0),
+            bias_len: 1,
+            ..SamplingRow::GREEDY
+        };
+        inputs.sampling.push(row);
+        inputs.bias.push((42, -1.5));
+
+        let mut words = vec![0; inputs.shape().num_words()];
+        let shape = inputs.pack(&mut words);
+        let at = shape.layout();
+        assert_eq!(shape.num_words(), 3 * 4 + 3 + 2 + 3 + 6 + 2 + 1 + 16 + 2);
+        assert_eq!(words[at.carry_over], [u32::MAX, 4, u32::MAX]);
+        assert_eq!(words[at.row_starts], [0, 1, 3]);
+        assert_eq!(SamplingRow::from_words(&words[at.sampling]), row);
+        assert_eq!(RowState::from_words(&words[at.row_states][3..]).state_slot, Some(2));
+        assert_eq!((words[at.bias_ids.start], words[at.bias_values.start]), (42, 0xbfc0_0000));
+    }
+
+    #[test]
+    fn output_sections_do_not_overlap() {
+        let layout = OutputLayout { max_rows: 3 };
+        assert_eq!(layout.token(2) + 1, layout.logprob(0));
+        assert_eq!(layout.logprob(2) + 1, layout.top_ids(0).start);
+        assert_eq!(layout.top_ids(2).end, layout.top_logprobs(0).start);
+        assert_eq!(layout.top_logprobs(2).end, layout.num_words());
+    }
+}
