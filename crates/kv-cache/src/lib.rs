@@ -1,1 +1,70 @@
-//! kv-cache
+//! Book-keeping of the paged KV cache: which block belongs to which sequence.
+//!
+//! The memory itself is a device buffer that the engine owns; here are only ids and counts. A block
+//! is room for `block_size` tokens, a sequence owns a list of blocks, and a token's place is found
+//! from its position:
+//!
+//! ```text
+//!   position           0 .. 15   16 .. 31   32 .. 47
+//!   block table of A  [   7    ,    2     ,    9    ]      slot(20) = 2 * 16 + 4 = 36
+//!   block table of B  [   7    ,    4               ]      forked from A: block 7 has two references
+//!   free list         [ 0, 1, 3, 5, 6, 8, .. ]
+//! ```
+//!
+//! In reading order: [`BlockPool`] hands blocks out and counts references, [`BlockTable`] is one
+//! sequence's list of them.
+//!
+//! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
+//! give the same block ids.
+//!
+//! Invariant: a block is in the free list exactly when its reference count is zero.
+//!
+//! Invariant: a block has at most one writer. Only full blocks are ever shared, and a full block is
+//! never written again by any table that holds it.
+//!
+//! Invariant: freeing a block that nobody holds is our own bug and panics, also in release builds.
+//!
+//! # Source
+//! Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+//! 2023, section 4.
+
+mod error;
+mod pool;
+mod table;
+
+pub use error::KvCacheError;
+pub use pool::{BlockId, BlockPool};
+pub use table::BlockTable;
+
+/// Tokens in one block unless the configuration says otherwise.
+///
+/// Smaller blocks waste less at the end of a sequence, larger ones make block tables shorter.
+pub const DEFAULT_BLOCK_SIZE: usize = 16;
+
+/// Number of blocks that `num_tokens` tokens need.
+///
+/// # Panics
+/// When `block_size` is zero.
+#[must_use]
+pub fn blocks_for(num_tokens: usize, block_size: usize) -> usize {
+    num_tokens.div_ceil(block_size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::blocks_for;
+
+    #[test]
+    fn blocks_for_rounds_up() {
+        for (num_tokens, block_size, expected) in [
+            (0, 16, 0),
+            (1, 16, 1),
+            (16, 16, 1),
+            (17, 16, 2),
+            (5, 1, 5),
+            (usize::MAX, 1, usize::MAX),
+        ] {
+            assert_eq!(blocks_for(num_tokens, block_size), expected, "{num_tokens}/{block_size}");
+        }
+    }
+}
