@@ -60,7 +60,7 @@ fn apply(call: &Call, tables: &mut Vec<BlockTable>, pool: &mut BlockPool, block_
 
 /// Counts match the tables, and a place that two tables name lies in a block they share.
 fn check(tables: &[BlockTable], pool: &BlockPool) {
-    pool.check_integrity().unwrap();
+    pool.check_integrity().expect("the pool is sound after every call");
     let mut holders = vec![0; pool.num_total()];
     for table in tables {
         for (i, &block) in table.blocks().iter().enumerate() {

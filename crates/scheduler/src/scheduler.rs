@@ -1,0 +1,209 @@
+//! The scheduler's state, and what the engine can do to it between batches.
+
+use std::collections::{HashMap, VecDeque};
+
+use inflight_kv_cache::{BlockPool, BlockTable, blocks_for};
+
+use crate::sequence::{Phase, Sequence, final_len};
+use crate::state_slot::StateSlots;
+use crate::{AdmissionError, SchedulerConfig, SchedulerError, SequenceId, SequenceSpec};
+
+/// Owns every sequence, its blocks and its state slot, and plans batches.
+///
+/// See the crate's documentation for the order of calls and the invariants.
+#[derive(Debug)]
+pub struct Scheduler {
+    pub(crate) config: SchedulerConfig,
+    /// Every sequence that has not ended. Looked up by id and, but for integrity checks, never
+    /// walked, so that its order cannot matter.
+    pub(crate) sequences: HashMap<SequenceId, Sequence>,
+    /// The queue, in order of arrival; preempted sequences return to its front.
+    pub(crate) waiting: VecDeque<SequenceId>,
+    /// Sequences that hold blocks, in order of arrival.
+    pub(crate) running: Vec<SequenceId>,
+    pub(crate) pool: BlockPool,
+    pub(crate) state_slots: StateSlots,
+    /// Arrival number of the next sequence.
+    pub(crate) next_arrival: u64,
+    /// Number of the latest batch planned.
+    pub(crate) planned: u64,
+    /// Number of the latest batch launched.
+    pub(crate) launched: u64,
+    pub(crate) num_preemptions: u64,
+}
+
+impl Scheduler {
+    /// A scheduler with an empty queue and a free cache.
+    ///
+    /// # Errors
+    /// When the limits cannot work together; the message names the fields.
+    pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
+        config.validate()?;
+        let fits = "the configuration was validated";
+        let num_blocks = u32::try_from(config.num_blocks).expect(fits);
+        let num_slots = u32::try_from(config.max_num_seqs).expect(fits);
+        Ok(Self {
+            config,
+            sequences: HashMap::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            pool: BlockPool::new(num_blocks),
+            state_slots: StateSlots::new(num_slots),
+            next_arrival: 0,
+            planned: 0,
+            launched: 0,
+            num_preemptions: 0,
+        })
+    }
+
+    /// Whether a sequence of these lengths can run when it has the whole cache for itself.
+    ///
+    /// `max_tokens` may reach beyond the model's context: the sequence then ends there.
+    ///
+    /// # Errors
+    /// When it can never run; the message names the field and the limit.
+    pub fn check_fits(&self, prompt_len: usize, max_tokens: usize) -> Result<(), AdmissionError> {
+        let SchedulerConfig { max_model_len, block_size, num_blocks, .. } = self.config;
+        if prompt_len == 0 {
+            return Err(AdmissionError::EmptyPrompt);
+        }
+        if max_tokens == 0 {
+            return Err(AdmissionError::ZeroMaxTokens);
+        }
+        if prompt_len >= max_model_len {
+            return Err(AdmissionError::PromptTooLong { prompt_len, max_model_len });
+        }
+        // The last token is never an input, so its position needs no place.
+        let num_places = final_len(prompt_len, max_tokens, max_model_len) - 1;
+        let needed_blocks = blocks_for(num_places, block_size);
+        if needed_blocks > num_blocks {
+            return Err(AdmissionError::LargerThanCache {
+                prompt_len,
+                max_tokens,
+                needed_blocks,
+                num_blocks,
+                block_size,
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts a sequence at the end of the queue.
+    ///
+    /// # Errors
+    /// See [`check_fits`](Self::check_fits); nothing was added then.
+    ///
+    /// # Panics
+    /// When the id is in use.
+    pub fn add(&mut self, spec: SequenceSpec) -> Result<(), AdmissionError> {
+        self.check_fits(spec.prompt.len(), spec.max_tokens)?;
+        let id = spec.id;
+        let sequence = Sequence::new(spec, &self.config, self.next_arrival);
+        self.next_arrival += 1;
+        let previous = self.sequences.insert(id, sequence);
+        assert!(previous.is_none(), "sequence {id} was added twice");
+        self.waiting.push_back(id);
+        Ok(())
+    }
+
+    /// Ends a sequence in whatever phase it is and frees all that it holds; false when there is no
+    /// such sequence (it may just have ended). Tokens of it that are in flight will be dropped.
+    pub fn abort(&mut self, id: SequenceId) -> bool {
+        let is_known = self.has_sequence(id);
+        if is_known {
+            self.remove(id);
+        }
+        is_known
+    }
+
+    /// Whether the sequence has not ended.
+    #[must_use]
+    pub fn has_sequence(&self, id: SequenceId) -> bool {
+        self.sequences.contains_key(&id)
+    }
+
+    /// The prompt and all committed tokens of a sequence.
+    ///
+    /// # Panics
+    /// When there is no such sequence.
+    #[must_use]
+    pub fn tokens(&self, id: SequenceId) -> &[u32] {
+        &self.sequence(id).tokens
+    }
+
+    /// The blocks of a sequence; empty unless it runs. To be read between `plan` and `advance`,
+    /// since `advance` already gives back those of a sequence whose last token is launched.
+    ///
+    /// # Panics
+    /// When there is no such sequence.
+    #[must_use]
+    pub fn block_table(&self, id: SequenceId) -> &BlockTable {
+        &self.sequence(id).table
+    }
+
+    /// Whether every sequence has ended.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    /// Number of sequences in the queue.
+    #[must_use]
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Number of sequences that are admitted and have not ended, those included that only wait for
+    /// tokens in flight.
+    #[must_use]
+    pub fn num_running(&self) -> usize {
+        self.sequences.len() - self.waiting.len()
+    }
+
+    /// Number of blocks that nobody holds.
+    #[must_use]
+    pub fn num_free_blocks(&self) -> usize {
+        self.pool.num_free()
+    }
+
+    /// Number of times that a sequence had to give its blocks back, since the start.
+    #[must_use]
+    pub fn num_preemptions(&self) -> u64 {
+        self.num_preemptions
+    }
+
+    /// The limits it works under.
+    #[must_use]
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    pub(crate) fn sequence(&self, id: SequenceId) -> &Sequence {
+        self.sequences.get(&id).unwrap_or_else(|| panic!("there is no sequence {id}"))
+    }
+
+    pub(crate) fn sequence_mut(&mut self, id: SequenceId) -> &mut Sequence {
+        self.sequences.get_mut(&id).unwrap_or_else(|| panic!("there is no sequence {id}"))
+    }
+
+    /// Forgets a sequence and frees all that it holds.
+    pub(crate) fn remove(&mut self, id: SequenceId) {
+        match self.sequence(id).phase {
+            Phase::Waiting => self.waiting.retain(|&other| other != id),
+            Phase::Running(_) => self.release(id, Phase::Finishing),
+            Phase::Finishing => {}
+        }
+        self.sequences.remove(&id);
+    }
+
+    /// Takes a running sequence's blocks and state slot, leaving it in another phase.
+    pub(crate) fn release(&mut self, id: SequenceId, next: Phase) {
+        let sequence = self.sequences.get_mut(&id).expect("running sequences have a record");
+        let Phase::Running(slot) = std::mem::replace(&mut sequence.phase, next) else {
+            panic!("sequence {id} does not run");
+        };
+        sequence.table.release(&mut self.pool);
+        self.state_slots.free(slot);
+        self.running.retain(|&other| other != id);
+    }
+}

@@ -1,0 +1,114 @@
+//! One sequence: what was asked for, its tokens, and how far it has come.
+
+use std::fmt;
+
+use inflight_kv_cache::BlockTable;
+
+use crate::{SchedulerConfig, StateSlot};
+
+/// Name of a sequence, given by the engine and never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(pub u64);
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What one sequence is to compute. A request with `n` outputs gives `n` of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceSpec {
+    /// Its name.
+    pub id: SequenceId,
+    /// Tokens to start from; at least one.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate; at least one. The model's context may end the sequence earlier.
+    pub max_tokens: usize,
+    /// Stop tokens do not end the sequence before this many tokens were generated. The caller bans
+    /// them when sampling those, so that none appears there.
+    pub min_tokens: usize,
+    /// Tokens that end the sequence; the model's own end token is among them unless it is to be
+    /// ignored.
+    pub stop_token_ids: Vec<u32>,
+}
+
+/// Where a sequence is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// In the queue, new or preempted. Holds no blocks.
+    Waiting,
+    /// Gets rows; owns its blocks and this state slot.
+    Running(StateSlot),
+    /// Its last token is launched, only commits are missing. Holds nothing any more.
+    Finishing,
+}
+
+/// A sequence's record, from `add` until it ends.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    /// Prompt, then every committed token.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    /// Tokens, prompt included, with which the sequence ends at the latest.
+    pub(crate) final_len: usize,
+    pub(crate) min_tokens: usize,
+    pub(crate) stop_token_ids: Vec<u32>,
+    /// Sampled tokens that are launched and not committed; they follow `tokens`.
+    pub(crate) num_pending: usize,
+    /// Positions launched since the last admission: their keys and values are in `table`'s blocks,
+    /// or will be before any later work on the compute stream.
+    pub(crate) num_computed: usize,
+    /// No row was launched since the state slot was assigned.
+    pub(crate) is_fresh: bool,
+    pub(crate) phase: Phase,
+    /// Empty unless running.
+    pub(crate) table: BlockTable,
+    /// Its place in the order of arrival.
+    pub(crate) arrival: u64,
+}
+
+impl Sequence {
+    pub(crate) fn new(spec: SequenceSpec, config: &SchedulerConfig, arrival: u64) -> Self {
+        let prompt_len = spec.prompt.len();
+        Self {
+            tokens: spec.prompt,
+            prompt_len,
+            final_len: final_len(prompt_len, spec.max_tokens, config.max_model_len),
+            min_tokens: spec.min_tokens,
+            stop_token_ids: spec.stop_token_ids,
+            num_pending: 0,
+            num_computed: 0,
+            is_fresh: true,
+            phase: Phase::Waiting,
+            table: BlockTable::new(config.block_size),
+            arrival,
+        }
+    }
+
+    /// Number of tokens, pending ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len() + self.num_pending
+    }
+
+    /// Tokens that must still go through the model before the next one can be sampled.
+    pub(crate) fn num_uncomputed(&self) -> usize {
+        self.len() - self.num_computed
+    }
+
+    /// Whether the last token it may have is launched or committed.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.len() >= self.final_len
+    }
+
+    /// Whether it may come to need more than `num_places` places. The last token is never an input,
+    /// so its position needs none.
+    pub(crate) fn outgrows(&self, num_places: usize) -> bool {
+        self.final_len - 1 > num_places
+    }
+}
+
+/// Length, prompt included, at which a sequence ends when no stop token does it.
+pub(crate) fn final_len(prompt_len: usize, max_tokens: usize, max_model_len: usize) -> usize {
+    prompt_len.saturating_add(max_tokens).min(max_model_len)
+}
