@@ -1,0 +1,174 @@
+//! The callers' side of the engine.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use crossbeam_channel::{Sender, TrySendError};
+
+use crate::{
+    FinishReason, RequestId, RequestLimits, SinkClosed, TokenSink, TokenUpdate, Update, ValidRequest,
+};
+
+/// What callers tell the engine.
+pub(crate) enum Command {
+    Submit(Submission),
+    Abort(RequestId),
+    /// Serve what was accepted, then end.
+    Drain,
+}
+
+/// An accepted request on its way to the engine.
+pub(crate) struct Submission {
+    pub(crate) id: RequestId,
+    pub(crate) request: ValidRequest,
+    pub(crate) client: Client,
+}
+
+/// Who waits for a request's updates. Sends exactly one final message, come what may: dropped
+/// without one, it says that the engine stopped.
+pub(crate) struct Client {
+    /// `None` once the final message was sent.
+    sink: Option<Box<dyn TokenSink>>,
+    _ticket: Ticket,
+}
+
+impl Client {
+    pub(crate) fn send(&mut self, update: TokenUpdate) -> Result<(), SinkClosed> {
+        self.sink.as_mut().ok_or(SinkClosed)?.send(Update::Token(update))
+    }
+
+    pub(crate) fn finish(mut self, reason: FinishReason) {
+        self.send_final(reason);
+    }
+
+    fn send_final(&mut self, reason: FinishReason) {
+        if let Some(mut sink) = self.sink.take() {
+            // Whoever went away does not miss the message.
+            let _ = sink.send(Update::Finished(reason));
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.send_final(FinishReason::Failed("the engine stopped".to_string()));
+    }
+}
+
+/// One of the places that the bounded queue has; given back when dropped.
+struct Ticket {
+    outstanding: Arc<AtomicUsize>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.outstanding.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Why a request was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// As many requests are running and waiting as are allowed; try again later.
+    #[error("the queue is full: {max_outstanding} requests are running or waiting")]
+    QueueFull {
+        /// The limit.
+        max_outstanding: usize,
+    },
+    /// The engine has stopped or is draining.
+    #[error("the engine is shutting down")]
+    Stopped,
+}
+
+/// Hands requests to the engine. Cheap to clone; usable from any thread.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(crate) commands: Sender<Command>,
+    pub(crate) limits: RequestLimits,
+    pub(crate) outstanding: Arc<AtomicUsize>,
+    pub(crate) max_outstanding: usize,
+    pub(crate) next_id: Arc<AtomicU64>,
+    pub(crate) stats: Arc<EngineStats>,
+}
+
+/// Figures that the engine publishes once a step.
+#[derive(Debug, Default)]
+pub struct EngineStats {
+    /// Sequences being computed.
+    pub num_running: AtomicUsize,
+    /// Sequences that wait for blocks or for a row.
+    pub num_waiting: AtomicUsize,
+    /// Blocks of the KV cache that nobody owns.
+    pub num_free_blocks: AtomicUsize,
+    /// Blocks of the KV cache.
+    pub num_total_blocks: AtomicUsize,
+    /// Steps launched.
+    pub num_steps: AtomicU64,
+    /// Prompt tokens computed, recomputed ones included.
+    pub num_prompt_tokens: AtomicU64,
+    /// Tokens generated.
+    pub num_generated_tokens: AtomicU64,
+    /// Sequences that gave way to others and are computed again.
+    pub num_preemptions: AtomicU64,
+}
+
+impl EngineHandle {
+    /// What [`RequestLimits::validate`] checks against.
+    pub fn limits(&self) -> &RequestLimits {
+        &self.limits
+    }
+
+    /// Figures as of the last step.
+    pub fn stats(&self) -> &EngineStats {
+        &self.stats
+    }
+
+    /// Requests running or waiting.
+    pub fn num_outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::Acquire)
+    }
+
+    /// Accepts a request or refuses it at once.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; `sink` gets nothing then. Otherwise it gets exactly one final message.
+    pub fn submit(
+        &self,
+        request: ValidRequest,
+        sink: Box<dyn TokenSink>,
+    ) -> Result<RequestId, SubmitError> {
+        let full = SubmitError::QueueFull { max_outstanding: self.max_outstanding };
+        let client = Client { sink: Some(sink), _ticket: self.take_ticket().ok_or(full)? };
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let submission = Submission { id, request, client };
+        let (error, command) = match self.commands.try_send(Command::Submit(submission)) {
+            Ok(()) => return Ok(id),
+            Err(TrySendError::Full(command)) => (full, command),
+            Err(TrySendError::Disconnected(command)) => (SubmitError::Stopped, command),
+        };
+        if let Command::Submit(mut refused) = command {
+            refused.client.sink = None;
+        }
+        Err(error)
+    }
+
+    /// Asks the engine to end a request; its final message is `Aborted` unless it ended before.
+    pub fn abort(&self, id: RequestId) {
+        // An engine that has stopped has ended every request already.
+        let _ = self.commands.send(Command::Abort(id));
+    }
+
+    /// Asks the engine to serve what it has accepted and then end. Later requests are refused.
+    pub fn drain(&self) {
+        // An engine that has stopped has nothing to drain.
+        let _ = self.commands.send(Command::Drain);
+    }
+
+    fn take_ticket(&self) -> Option<Ticket> {
+        let taken = self.outstanding.fetch_add(1, Ordering::AcqRel);
+        let ticket = Ticket { outstanding: Arc::clone(&self.outstanding) };
+        (taken < self.max_outstanding).then_some(ticket)
+    }
+}

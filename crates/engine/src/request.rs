@@ -1,0 +1,308 @@
+//! What comes into the engine: requests that are known to be servable.
+
+use inflight_backend::step::MAX_TOP_LOGPROBS;
+
+/// Identifies a request, and the one sequence it has in the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// How a request's tokens are drawn. The default is greedy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0: greedy.
+    pub temperature: f32,
+    /// Keep the k likeliest tokens; 0: all.
+    pub top_k: u32,
+    /// Keep the likeliest tokens whose probabilities reach this sum; 1: all.
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as likely as the likeliest; 0: all.
+    pub min_p: f32,
+    /// Over 1 discourages tokens seen in prompt or output; 1: none.
+    pub repetition_penalty: f32,
+    /// Over 0 discourages tokens seen in the output.
+    pub presence_penalty: f32,
+    /// Over 0 discourages tokens by how often they were seen in the output.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens; at most [`RequestLimits::MAX_LOGIT_BIAS`] of them.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Keys the draws: the same seed gives the same tokens.
+    pub seed: u64,
+    /// How many of the likeliest tokens to report with each; `None`: no logprobs at all.
+    pub top_logprobs: Option<u32>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+            top_logprobs: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Whether the device must count this sequence's tokens.
+    pub(crate) fn needs_token_counts(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+    }
+}
+
+/// A request as a caller writes it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestSpec {
+    /// Token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate; `None`: as many as the context has room for.
+    pub max_tokens: Option<usize>,
+    /// Tokens in `stop_token_ids` are banned until this many were generated.
+    pub min_tokens: usize,
+    /// Tokens that end the output, the model's end-of-sequence tokens among them if wanted.
+    pub stop_token_ids: Vec<u32>,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+}
+
+/// What the engine can take. Fixed when it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Most tokens of a sequence, prompt and output together.
+    pub max_model_len: usize,
+    /// Tokens that the whole KV cache holds.
+    pub kv_cache_tokens: usize,
+    /// Token ids are below this.
+    pub vocab_size: usize,
+}
+
+/// Why a request was refused. `field` is the name that the OpenAI API and vLLM use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct InvalidRequest {
+    /// Which part of the request is wrong.
+    pub field: &'static str,
+    /// What is wrong with it, and what would be right.
+    pub reason: String,
+}
+
+/// A request that the engine can serve: only [`RequestLimits::validate`] makes one.
+#[derive(Clone, Debug)]
+pub struct ValidRequest {
+    spec: RequestSpec,
+    max_tokens: usize,
+}
+
+impl RequestLimits {
+    /// Most entries of a request's logit bias, stop tokens that are banned for a while included.
+    pub const MAX_LOGIT_BIAS: usize = 1024;
+
+    /// Most stop token ids of a request.
+    pub const MAX_STOP_TOKENS: usize = 128;
+
+    /// Checks everything that the engine relies on.
+    ///
+    /// # Errors
+    /// [`InvalidRequest`] naming the field, for the first thing that is wrong.
+    pub fn validate(&self, spec: RequestSpec) -> Result<ValidRequest, InvalidRequest> {
+        self.check_prompt(&spec.prompt)?;
+        let max_tokens = self.resolve_max_tokens(&spec)?;
+        self.check_tokens(&spec)?;
+        check_sampling(&spec.sampling)?;
+        Ok(ValidRequest { spec, max_tokens })
+    }
+
+    /// Most tokens that a sequence can have here.
+    pub fn max_sequence_len(&self) -> usize {
+        self.max_model_len.min(self.kv_cache_tokens)
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<(), InvalidRequest> {
+        if prompt.is_empty() {
+            return invalid("prompt", "is empty; it must have at least one token");
+        }
+        if prompt.len() >= self.max_sequence_len() {
+            return invalid("prompt", self.too_long(format!("the prompt has {}", prompt.len())));
+        }
+        match prompt.iter().find(|&&id| id as usize >= self.vocab_size) {
+            Some(id) => invalid("prompt", self.unknown_token(*id)),
+            None => Ok(()),
+        }
+    }
+
+    fn resolve_max_tokens(&self, spec: &RequestSpec) -> Result<usize, InvalidRequest> {
+        let room = self.max_sequence_len() - spec.prompt.len();
+        match spec.max_tokens {
+            None => Ok(room),
+            Some(0) => invalid("max_tokens", "is 0; it must be at least 1"),
+            Some(asked) if asked > room => {
+                let len = spec.prompt.len();
+                invalid("max_tokens", self.too_long(format!("{asked} were asked for after {len}")))
+            }
+            Some(asked) => Ok(asked),
+        }
+    }
+
+    fn check_tokens(&self, spec: &RequestSpec) -> Result<(), InvalidRequest> {
+        let bias = &spec.sampling.logit_bias;
+        if bias.len() + spec.stop_token_ids.len() > Self::MAX_LOGIT_BIAS {
+            let reason = format!("has {} entries; at most 1024 are allowed", bias.len());
+            return invalid("logit_bias", reason);
+        }
+        if let Some((id, _)) = bias.iter().find(|(id, _)| *id as usize >= self.vocab_size) {
+            return invalid("logit_bias", self.unknown_token(*id));
+        }
+        if bias.iter().any(|(_, value)| value.is_nan() || *value == f32::INFINITY) {
+            return invalid("logit_bias", "has a value that is not a number");
+        }
+        if spec.stop_token_ids.len() > Self::MAX_STOP_TOKENS {
+            return invalid("stop_token_ids", "has more than 128 entries");
+        }
+        match spec.stop_token_ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+            Some(id) => invalid("stop_token_ids", self.unknown_token(*id)),
+            None => Ok(()),
+        }
+    }
+
+    fn unknown_token(&self, id: u32) -> String {
+        format!("token id {id} is not in the vocabulary of {} tokens", self.vocab_size)
+    }
+
+    fn too_long(&self, what: String) -> String {
+        let limit = self.max_sequence_len();
+        let why = if limit < self.max_model_len { " (the size of the KV cache)" } else { "" };
+        format!("the model's maximum context length is {limit} tokens{why}; {what} tokens")
+    }
+}
+
+impl ValidRequest {
+    /// Token ids.
+    pub fn prompt(&self) -> &[u32] {
+        &self.spec.prompt
+    }
+
+    /// Most tokens that will be generated, resolved.
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    pub(crate) fn into_spec(self) -> (RequestSpec, usize) {
+        (self.spec, self.max_tokens)
+    }
+}
+
+fn check_sampling(sampling: &SamplingParams) -> Result<(), InvalidRequest> {
+    let penalty = -2.0..=2.0;
+    let checks: [(&'static str, f32, bool, &'static str); 6] = [
+        ("temperature", sampling.temperature, sampling.temperature >= 0.0, "at least 0"),
+        (
+            "top_p",
+            sampling.top_p,
+            sampling.top_p > 0.0 && sampling.top_p <= 1.0,
+            "over 0 and at most 1",
+        ),
+        ("min_p", sampling.min_p, (0.0..=1.0).contains(&sampling.min_p), "from 0 to 1"),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty,
+            sampling.repetition_penalty > 0.0,
+            "over 0",
+        ),
+        (
+            "presence_penalty",
+            sampling.presence_penalty,
+            penalty.contains(&sampling.presence_penalty),
+            "from -2 to 2",
+        ),
+        (
+            "frequency_penalty",
+            sampling.frequency_penalty,
+            penalty.contains(&sampling.frequency_penalty),
+            "from -2 to 2",
+        ),
+    ];
+    for (field, value, allowed, range) in checks {
+        if !allowed || !value.is_finite() {
+            return invalid(field, format!("is {value}; it must be {range}"));
+        }
+    }
+    match sampling.top_logprobs {
+        Some(count) if count as usize > MAX_TOP_LOGPROBS => {
+            invalid("top_logprobs", format!("is {count}; at most {MAX_TOP_LOGPROBS} are reported"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn invalid<T>(field: &'static str, reason: impl Into<String>) -> Result<T, InvalidRequest> {
+    Err(InvalidRequest { field, reason: reason.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: RequestLimits =
+        RequestLimits { max_model_len: 16, kv_cache_tokens: 64, vocab_size: 100 };
+
+    fn spec(prompt_len: usize, max_tokens: Option<usize>) -> RequestSpec {
+        RequestSpec { prompt: vec![1; prompt_len], max_tokens, ..RequestSpec::default() }
+    }
+
+    #[test]
+    fn lengths_are_checked_at_their_limits() {
+        let cases = [
+            (0, None, Err("prompt")),
+            (1, None, Ok(15)),
+            (14, None, Ok(2)),
+            (15, None, Ok(1)),
+            (16, None, Err("prompt")),
+            (17, None, Err("prompt")),
+            (15, Some(1), Ok(1)),
+            (15, Some(2), Err("max_tokens")),
+            (4, Some(0), Err("max_tokens")),
+            (4, Some(12), Ok(12)),
+            (4, Some(usize::MAX), Err("max_tokens")),
+        ];
+        for (prompt_len, max_tokens, expected) in cases {
+            let result = LIMITS.validate(spec(prompt_len, max_tokens));
+            let result = result.map(|request| request.max_tokens()).map_err(|error| error.field);
+            assert_eq!(result, expected, "prompt of {prompt_len}, max_tokens {max_tokens:?}");
+        }
+    }
+
+    #[test]
+    fn a_small_kv_cache_limits_the_context() {
+        let limits = RequestLimits { kv_cache_tokens: 8, ..LIMITS };
+        let error = limits.validate(spec(8, None)).unwrap_err();
+        assert!(error.reason.contains("8 tokens (the size of the KV cache)"), "{error}");
+    }
+
+    #[test]
+    fn every_bad_field_is_named() {
+        let check = |field: &str, change: &dyn Fn(&mut RequestSpec)| {
+            let mut spec = spec(2, None);
+            change(&mut spec);
+            assert_eq!(LIMITS.validate(spec).unwrap_err().field, field);
+        };
+        check("prompt", &|spec| spec.prompt[1] = 100);
+        check("temperature", &|spec| spec.sampling.temperature = -0.1);
+        check("temperature", &|spec| spec.sampling.temperature = f32::NAN);
+        check("top_p", &|spec| spec.sampling.top_p = 0.0);
+        check("min_p", &|spec| spec.sampling.min_p = 1.5);
+        check("repetition_penalty", &|spec| spec.sampling.repetition_penalty = 0.0);
+        check("presence_penalty", &|spec| spec.sampling.presence_penalty = 2.1);
+        check("frequency_penalty", &|spec| spec.sampling.frequency_penalty = -2.1);
+        check("top_logprobs", &|spec| spec.sampling.top_logprobs = Some(21));
+        check("logit_bias", &|spec| spec.sampling.logit_bias = vec![(100, 0.0)]);
+        check("logit_bias", &|spec| spec.sampling.logit_bias = vec![(1, 0.0); 1025]);
+        check("stop_token_ids", &|spec| spec.stop_token_ids = vec![100]);
+    }
+}

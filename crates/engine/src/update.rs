@@ -1,0 +1,52 @@
+//! What comes out of the engine.
+
+/// A token, or the end. Every accepted request gets any number of tokens and exactly one `Finished`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Update {
+    /// The next token.
+    Token(TokenUpdate),
+    /// The one final message.
+    Finished(FinishReason),
+}
+
+/// A generated token. A token that ends the output by being a stop token is delivered too.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenUpdate {
+    /// Its id.
+    pub token: u32,
+    /// Its logprob under the model's own distribution, if asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens and their logprobs, likeliest first, as many as asked for.
+    pub top_logprobs: Vec<(u32, f32)>,
+}
+
+/// Why a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token was generated.
+    Stop {
+        /// Which.
+        token: u32,
+    },
+    /// `max_tokens` or the context length was reached.
+    Length,
+    /// The caller aborted it, went away or did not keep up.
+    Aborted,
+    /// The engine cannot go on.
+    Failed(String),
+}
+
+/// Where a request's updates go. Called on the engine's thread: it must never block.
+pub trait TokenSink: Send {
+    /// Takes an update, or says that nobody takes updates any more (or not fast enough); the engine
+    /// then aborts the request.
+    ///
+    /// # Errors
+    /// [`SinkClosed`], if the update was not taken.
+    fn send(&mut self, update: Update) -> Result<(), SinkClosed>;
+}
+
+/// Nobody takes updates any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nobody takes this request's updates any more")]
+pub struct SinkClosed;
