@@ -114,3 +114,72 @@ fn check_sequence(sequence: &Sequence) -> Result<(), String> {
         sequence.phase
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use inflight_kv_cache::BlockId;
+
+    use crate::sequence::Phase;
+    use crate::{Scheduler, SchedulerConfig, SequenceId, SequenceSpec, StateSlot};
+
+    const A: SequenceId = SequenceId(0);
+    const B: SequenceId = SequenceId(1);
+    const C: SequenceId = SequenceId(2);
+
+    /// A has launched its prompt, B half of it, C waits.
+    fn busy() -> Scheduler {
+        let mut scheduler = Scheduler::new(SchedulerConfig {
+            max_num_seqs: 2,
+            max_num_batched_tokens: 6,
+            max_model_len: 100,
+            block_size: 2,
+            num_blocks: 20,
+        })
+        .unwrap();
+        for id in [A, B, C] {
+            let (prompt, stop_token_ids) = (vec![1; 4], Vec::new());
+            let spec = SequenceSpec { id, prompt, max_tokens: 4, min_tokens: 0, stop_token_ids };
+            scheduler.add(spec).unwrap();
+        }
+        let batch = scheduler.plan().unwrap();
+        scheduler.advance(&batch);
+        assert_eq!(scheduler.check_integrity(), Ok(()));
+        scheduler
+    }
+
+    #[test]
+    fn each_kind_of_damage_is_named() {
+        let check = |damage: fn(&mut Scheduler), expected: &str| {
+            let mut scheduler = busy();
+            damage(&mut scheduler);
+            let violation = scheduler.check_integrity().unwrap_err();
+            assert!(violation.contains(expected), "{violation:?} does not say {expected:?}");
+        };
+        check(|s| s.pool.free(BlockId(0)), "block 0 counts 0 references, has 1");
+        check(|s| s.pool.retain(BlockId(2)), "block 2 counts 2 references, has 1");
+        check(|s| assert!(s.pool.allocate().is_some()), "block 4 counts 1 references, has 0");
+        check(
+            |s| {
+                let shared = s.sequence(A).table.fork(2, &mut s.pool.clone());
+                s.sequence_mut(C).table = shared;
+            },
+            "block 0 is held by sequences",
+        );
+        check(|s| s.state_slots.free(StateSlot(1)), "state slots are not each slot once");
+        check(|s| s.sequence_mut(A).phase = Phase::Waiting, "state slots are not each slot once");
+        check(|s| s.running.swap(0, 1), "sequence 0 is listed behind one that arrived later");
+        check(|s| s.waiting.push_back(C), "sequence 2 is listed behind one that arrived later");
+        check(|s| s.sequence_mut(C).phase = Phase::Finishing, "sequence 2 is in the wrong list");
+        check(|s| s.waiting.clear(), "sequence 2 is in no list");
+        check(|s| drop(s.sequences.remove(&C)), "sequence 2 is listed but has no record");
+        check(
+            |s| s.sequence_mut(B).num_pending = 1,
+            "sequence 1: Running(StateSlot(1)) with 2 of 5",
+        );
+        check(
+            |s| s.sequence_mut(A).num_computed = 5,
+            "sequence 0: Running(StateSlot(0)) with 5 of 5",
+        );
+        check(|s| s.sequence_mut(C).num_computed = 1, "sequence 2: Waiting with 1 of 4");
+    }
+}

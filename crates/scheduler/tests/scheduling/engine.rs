@@ -1,0 +1,267 @@
+//! The engine's loop without a real device: plan, launch, advance, collect, at depth one or two.
+//!
+//! It checks every batch against what it knows from outside, and the scheduler's integrity after
+//! every call.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+
+use inflight_scheduler::{Batch, FinishReason, Row, Scheduler, SchedulerConfig, SequenceId};
+
+use crate::device::{Device, StagedRow};
+use crate::workload::Lengths;
+
+/// Moments of a turn at which an abort may come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    BeforePlan,
+    /// Staged and launched, but `advance` was not called yet.
+    Launched,
+    Advanced,
+    /// After the first commit of a collected batch.
+    MidCollect,
+}
+
+/// What comes from outside in one turn.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Turn {
+    pub(crate) adds: Vec<Lengths>,
+    /// Which sequence, as an index into all added so far.
+    pub(crate) aborts: Vec<(Moment, usize)>,
+}
+
+/// What is known of one added sequence.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) lengths: Lengths,
+    /// Tokens committed.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) finish: Option<FinishReason>,
+    pub(crate) is_aborted: bool,
+    /// Length that the sequence has when all launched rows are collected.
+    launched_len: usize,
+}
+
+impl Record {
+    pub(crate) fn has_ended(&self) -> bool {
+        self.finish.is_some() || self.is_aborted
+    }
+
+    /// Whether there is still a row to launch.
+    fn is_incomplete(&self, config: &SchedulerConfig) -> bool {
+        let Lengths { prompt_len, max_tokens, .. } = self.lengths;
+        !self.has_ended() && self.launched_len < (prompt_len + max_tokens).min(config.max_model_len)
+    }
+}
+
+pub(crate) struct Engine {
+    pub(crate) scheduler: Scheduler,
+    /// In order of arrival.
+    pub(crate) records: BTreeMap<SequenceId, Record>,
+    /// Every batch launched.
+    pub(crate) batches: Vec<Batch>,
+    device: Device,
+    in_flight: VecDeque<(Batch, Vec<StagedRow>)>,
+    overlap: bool,
+    /// Sequences that were refused; kept so that ids stay the same whatever is refused.
+    num_refused: u64,
+}
+
+impl Engine {
+    pub(crate) fn new(config: SchedulerConfig, overlap: bool) -> Self {
+        Self {
+            device: Device::new(&config),
+            scheduler: Scheduler::new(config).expect("tests use sound limits"),
+            records: BTreeMap::new(),
+            batches: Vec::new(),
+            in_flight: VecDeque::new(),
+            overlap,
+            num_refused: 0,
+        }
+    }
+
+    /// Runs a script, then turns without input until all sequences have ended.
+    pub(crate) fn run(&mut self, script: &[Turn]) {
+        for turn in script {
+            self.turn(turn);
+        }
+        self.drain();
+    }
+
+    /// Turns until nothing is left, of which there can be only so many: the oldest sequence
+    /// advances each turn, and each is the oldest once. The last turn may only drop a stray row.
+    pub(crate) fn drain(&mut self) {
+        let alive = self.records.values().filter(|record| !record.has_ended());
+        let max_turns: usize =
+            alive.map(|record| record.lengths.prompt_len + record.lengths.max_tokens + 2).sum();
+        for _ in 0..max_turns + 2 {
+            if self.scheduler.is_idle() && self.in_flight.is_empty() {
+                return self.check_idle();
+            }
+            self.turn(&Turn::default());
+        }
+        panic!("not idle after {max_turns} turns: {:?}", self.scheduler);
+    }
+
+    pub(crate) fn turn(&mut self, turn: &Turn) {
+        for lengths in &turn.adds {
+            self.add(lengths.clone());
+        }
+        self.abort_at(Moment::BeforePlan, turn);
+        let mut keep = 0;
+        if let Some(batch) = self.plan() {
+            self.launch(batch, turn);
+            keep = usize::from(self.overlap);
+        }
+        while self.in_flight.len() > keep {
+            self.collect(turn);
+        }
+    }
+
+    pub(crate) fn add(&mut self, lengths: Lengths) -> SequenceId {
+        let id = SequenceId(self.records.len() as u64 + self.num_refused);
+        let result = self.scheduler.add(lengths.spec(id));
+        self.check_integrity();
+        let fits = lengths.fits(self.scheduler.config());
+        assert_eq!(result.is_ok(), fits, "{lengths:?}: {result:?}");
+        if fits {
+            let launched_len = lengths.prompt_len;
+            let (tokens, finish) = (Vec::new(), None);
+            let record = Record { lengths, tokens, finish, is_aborted: false, launched_len };
+            self.records.insert(id, record);
+        } else {
+            self.num_refused += 1;
+        }
+        id
+    }
+
+    pub(crate) fn abort(&mut self, id: SequenceId) {
+        let record = self.records.get_mut(&id).expect("only added sequences are aborted");
+        let was_alive = !record.has_ended();
+        record.is_aborted |= was_alive;
+        assert_eq!(self.scheduler.has_sequence(id), was_alive);
+        assert_eq!(self.scheduler.abort(id), was_alive);
+        assert!(!self.scheduler.has_sequence(id));
+        self.check_integrity();
+    }
+
+    fn abort_at(&mut self, moment: Moment, turn: &Turn) {
+        for &(_, index) in turn.aborts.iter().filter(|abort| abort.0 == moment) {
+            let added: Vec<SequenceId> = self.records.keys().copied().collect();
+            if let Some(&id) = added.get(index % added.len().max(1)) {
+                self.abort(id);
+            }
+        }
+    }
+
+    fn plan(&mut self) -> Option<Batch> {
+        let preemptions_before = self.scheduler.num_preemptions();
+        let batch = self.scheduler.plan();
+        self.check_integrity();
+        let num_preempted = self.scheduler.num_preemptions() - preemptions_before;
+        self.check_progress(batch.as_ref(), num_preempted);
+        if let Some(batch) = &batch {
+            self.check_limits(batch);
+        }
+        batch
+    }
+
+    fn launch(&mut self, batch: Batch, turn: &Turn) {
+        let staged = batch.rows.iter().map(|row| StagedRow::stage(row, &self.scheduler)).collect();
+        self.abort_at(Moment::Launched, turn);
+        self.scheduler.advance(&batch);
+        self.check_integrity();
+        for row in batch.sampled_rows() {
+            self.records.get_mut(&row.id).expect("rows belong to added ones").launched_len += 1;
+        }
+        self.batches.push(batch.clone());
+        self.in_flight.push_back((batch, staged));
+        self.abort_at(Moment::Advanced, turn);
+    }
+
+    fn collect(&mut self, turn: &Turn) {
+        let (batch, staged) = self.in_flight.pop_front().expect("only called with one in flight");
+        let outputs = self.device.run(&staged).to_vec();
+        assert!(batch.sampled_rows().map(|row| row.id).eq(outputs.iter().map(|output| output.0)));
+        for (i, (id, token)) in outputs.into_iter().enumerate() {
+            self.commit(id, token);
+            if i == 0 {
+                self.abort_at(Moment::MidCollect, turn);
+            }
+        }
+    }
+
+    fn commit(&mut self, id: SequenceId, token: u32) {
+        let commit = self.scheduler.commit(id, token);
+        self.check_integrity();
+        let record = self.records.get_mut(&id).expect("rows belong to added sequences");
+        let Some(commit) = commit else {
+            return assert!(record.has_ended(), "a token of sequence {id} was dropped");
+        };
+        assert!(!record.has_ended(), "sequence {id} got a token after its end");
+        record.tokens.push(commit.token);
+        record.finish = commit.finish;
+        assert_eq!(commit.token, token);
+        assert_eq!(commit.num_generated, record.tokens.len());
+        assert_eq!(commit.prompt_len, record.lengths.prompt_len);
+        assert_eq!(self.scheduler.has_sequence(id), commit.finish.is_none());
+    }
+
+    fn check_integrity(&self) {
+        if let Err(violation) = self.scheduler.check_integrity() {
+            panic!("{violation}: {:?}", self.scheduler);
+        }
+    }
+
+    /// There is a batch whenever a sequence still needs one, the oldest such sequence is in it, and
+    /// nobody that decodes sits out but those that were preempted.
+    fn check_progress(&self, batch: Option<&Batch>, num_preempted: u64) {
+        let config = self.scheduler.config();
+        let oldest = self.records.iter().find(|(_, record)| record.is_incomplete(config));
+        let rows: HashSet<SequenceId> =
+            batch.iter().flat_map(|batch| &batch.rows).map(|row| row.id).collect();
+        match oldest {
+            Some((id, _)) => assert!(rows.contains(id), "sequence {id}, the oldest, sits out"),
+            None => assert_eq!(batch, None, "nobody needs a row"),
+        }
+        let Some(previous) = self.batches.last() else { return };
+        let decodes = |row: &&Row| self.records[&row.id].is_incomplete(config);
+        let decoding = previous.sampled_rows().filter(decodes);
+        let num_missing = decoding.filter(|row| !rows.contains(&row.id)).count() as u64;
+        assert!(num_missing <= num_preempted, "a decode sits out: {batch:?} after {previous:?}");
+    }
+
+    /// Limits of a batch, and what a row says of itself.
+    fn check_limits(&self, batch: &Batch) {
+        let config = self.scheduler.config();
+        assert_eq!(batch.num_tokens, batch.rows.iter().map(|row| row.len).sum::<usize>());
+        assert!(batch.num_tokens <= config.max_num_batched_tokens);
+        assert!(!batch.rows.is_empty() && batch.rows.len() <= config.max_num_seqs);
+        assert_eq!(batch.num_sampled(), batch.sampled_rows().count());
+        let ids: HashSet<_> = batch.rows.iter().map(|row| row.id).collect();
+        let slots: HashSet<_> = batch.rows.iter().map(|row| row.state_slot).collect();
+        assert_eq!((ids.len(), slots.len()), (batch.rows.len(), batch.rows.len()));
+        for row in &batch.rows {
+            let record = &self.records[&row.id];
+            assert!(record.is_incomplete(config), "sequence {} needs no row", row.id);
+            assert!(row.len > 0 && row.state_slot.index() < config.max_num_seqs);
+            assert_eq!(row.prompt_len, record.lengths.prompt_len);
+            assert_eq!(row.fresh, row.start == 0, "a life starts at position 0");
+            assert_eq!(row.samples, row.context_len == record.launched_len);
+        }
+    }
+
+    /// Everything is given back, and every sequence yielded what it must.
+    fn check_idle(&self) {
+        let config = self.scheduler.config();
+        assert_eq!(self.scheduler.num_free_blocks(), config.num_blocks);
+        assert_eq!((self.scheduler.num_running(), self.scheduler.num_waiting()), (0, 0));
+        for (&id, record) in &self.records {
+            let (tokens, finish) = record.lengths.expected(id, config);
+            if record.is_aborted {
+                assert!(tokens.starts_with(&record.tokens), "sequence {id}: {:?}", record.tokens);
+            } else {
+                assert_eq!((&record.tokens, record.finish), (&tokens, Some(finish)), "{id}");
+            }
+        }
+    }
+}
