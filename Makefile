@@ -49,7 +49,7 @@ test-rust:
 
 test-end-to-end: build $(VENV)/made
 	set -e; model=$$($(FETCH_MODEL)); export INFLIGHT_TEST_MODEL="$$model"; \
-	INFLIGHT_BINARY='$(abspath $(BINARY))' $(VENV)/bin/python -B -m pytest tests
+	INFLIGHT_BINARY='$(abspath $(BINARY))' $(VENV)/bin/python -B -m pytest -p no:cacheprovider tests
 
 $(VENV)/made: tests/requirements.txt scripts/make_test_venv.py
 	$(PYTHON) scripts/make_test_venv.py $(VENV)
