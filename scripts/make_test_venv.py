@@ -21,7 +21,7 @@ def main():
     python = folder / "bin" / "python"
     brings_pip = importlib.util.find_spec("ensurepip") is not None
     if not brings_pip and importlib.util.find_spec("pip") is None:
-        sys.exit(f"{sys.executable} has neither ensurepip nor pip; on Debian: apt install python3-venv")
+        sys.exit(f"{sys.executable} has neither ensurepip nor pip; apt install python3-venv")
     venv.create(folder, with_pip=brings_pip, clear=True)
     pip = [str(python), "-m", "pip"] if brings_pip else from_outside(python)
     install = [*pip, "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)]

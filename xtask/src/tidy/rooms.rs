@@ -92,7 +92,7 @@ fn below(from: &str) -> BTreeSet<&'static str> {
 }
 
 fn line_naming(manifest: &str, package: &str) -> usize {
-    manifest.lines().position(|line| line.trim_start().starts_with(package)).map_or(1, |i| i + 1)
+    manifest.lines().position(|line| line.contains(package)).map_or(1, |i| i + 1)
 }
 
 /// `unsafe` outside the rooms that touch memory and devices.
