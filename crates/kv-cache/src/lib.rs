@@ -7,7 +7,7 @@
 //! ```text
 //!   position           0 .. 15   16 .. 31   32 .. 47
 //!   block table of A  [   7    ,    2     ,    9    ]      slot(20) = 2 * 16 + 4 = 36
-//!   block table of B  [   7    ,    4               ]      forked from A: block 7 has two references
+//!   block table of B  [   7    ,    4               ]      forked from A: both refer to 7
 //!   free list         [ 0, 1, 3, 5, 6, 8, .. ]
 //! ```
 //!

@@ -57,8 +57,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes the token that a launched row yielded. To be called for every sampled row, in the order
-    /// of batches and rows.
+    /// Takes the token that a launched row yielded. To be called for every sampled row, in the
+    /// order of batches and rows.
     ///
     /// `None` when the sequence has ended since: the row was a stray one or the sequence was
     /// aborted, and the token is dropped.

@@ -39,8 +39,8 @@
 //! arrival. Room for a running sequence is taken from the newest one.
 //!
 //! Invariant: the oldest sequence advances with every batch, so the queue drains. An admitted
-//! request fits the pool when it is alone ([`Scheduler::check_fits`]), and it is never preempted for
-//! a newer one.
+//! request fits the pool when it is alone ([`Scheduler::check_fits`]), and it is never preempted
+//! for a newer one.
 //!
 //! Invariant: every state slot and block is free or held by a running sequence. A sequence gives
 //! all of them back at once: when its last token is launched, when a stop token is committed, when
@@ -49,12 +49,12 @@
 //! state, resetting them included, is on the one compute stream, so the new owner's work comes
 //! after. Only committed tokens may ever be used to find a block again.
 //!
-//! Invariant: a preempted sequence is not planned while one of its tokens is pending, so a fresh row
-//! never has unknown inputs. The pending token still commits and counts.
+//! Invariant: a preempted sequence is not planned while one of its tokens is pending, so a fresh
+//! row never has unknown inputs. The pending token still commits and counts.
 //!
 //! Invariant: a sequence ends at `max_tokens` or at `max_model_len`, known when planning and
-//! costing nothing, or at its first stop token after `min_tokens`, learned at commit and costing one
-//! stray row, whose token `commit` drops.
+//! costing nothing, or at its first stop token after `min_tokens`, learned at commit and costing
+//! one stray row, whose token `commit` drops.
 //!
 //! # Source
 //! Yu et al., "Orca", 2022, section 3.2 (iteration-level scheduling); Agrawal et al.,

@@ -21,14 +21,10 @@ impl Scheduler {
     /// The plan counts only once it is launched: until [`advance`](Self::advance) is called with
     /// it, another call makes a new plan in its place.
     pub fn plan(&mut self) -> Option<Batch> {
-        let preemptions_before = self.num_preemptions;
         let mut batch = Batch { number: self.planned + 1, rows: Vec::new(), num_tokens: 0 };
         self.plan_single_tokens(&mut batch);
         self.plan_prefills(&mut batch);
-        // Who had to give way must not come back, nor a newer one take the place, in the same plan.
-        if self.num_preemptions == preemptions_before {
-            self.plan_admissions(&mut batch);
-        }
+        self.plan_admissions(&mut batch);
         if batch.rows.is_empty() {
             return None;
         }
@@ -134,6 +130,9 @@ impl Scheduler {
 
     /// Takes all blocks from the newest running sequence and returns it to the front of the queue.
     /// It keeps its tokens, and computes their keys and values again when it comes back.
+    ///
+    /// That cannot be in the same plan: it needs as many blocks as it gave, or one more if it gave
+    /// way to itself, and no others are free, or nobody would have had to give way.
     fn preempt_newest(&mut self) -> SequenceId {
         let id = *self.running.last().expect("only called while sequences run");
         self.release(id, Phase::Waiting);

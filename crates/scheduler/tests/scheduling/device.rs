@@ -91,8 +91,8 @@ impl Device {
 
     /// Runs a batch and returns the sampled rows' tokens, in row order.
     ///
-    /// Every layer writes all rows' keys and values, then every row attends. Rows are checked before
-    /// and after the writes, since a write by a neighbour must not reach what a row reads.
+    /// Every layer writes all rows' keys and values, then every row attends. Rows are checked
+    /// before and after the writes, since a write by a neighbour must not reach what a row reads.
     pub(crate) fn run(&mut self, batch: &[StagedRow]) -> &[(SequenceId, u32)] {
         for staged in batch {
             self.begin_row(&staged.row);
