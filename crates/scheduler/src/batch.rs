@@ -47,8 +47,8 @@ pub struct Row {
     /// Whether the row reaches the end of what is known, and so yields a token: true for every
     /// decode and for the last chunk of a prefill.
     pub samples: bool,
-    /// First row since the state slot was assigned: the device's sampling state must be reset from
-    /// the sequence's tokens, all of which are known then.
+    /// First row since the state slot was assigned: the device's sampling state must be cleared.
+    /// As such a row starts at position 0, counting the inputs of each row rebuilds the state.
     pub fresh: bool,
     /// Tokens of the prompt; later ones are generated, also when they are computed again after a
     /// preemption.

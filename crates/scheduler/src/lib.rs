@@ -46,7 +46,7 @@
 //! all of them back at once: when its last token is launched, when a stop token is committed, when
 //! it is preempted, when it is aborted. Its rows in flight may then still read and write them. This
 //! is safe on one condition, which the engine keeps: everything that touches blocks and sampling
-//! state, resetting them included, is on the one compute stream, so the new owner's work comes
+//! state, clearing it included, is on the one compute stream, so the new owner's work comes
 //! after. Only committed tokens may ever be used to find a block again.
 //!
 //! Invariant: a preempted sequence is not planned while one of its tokens is pending, so a fresh

@@ -7,7 +7,7 @@ use std::fmt;
 ///
 /// A sequence owns one from its admission until it is preempted, ends, or has launched its last
 /// token. The row marked `fresh` is the first after it got the slot: what the device holds there is
-/// somebody else's and must be reset, on the compute stream, before that row is sampled.
+/// somebody else's and must be cleared, on the compute stream, before that row's tokens count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StateSlot(pub u32);
 

@@ -18,8 +18,6 @@ pub(crate) struct StagedRow {
     slot_mapping: Vec<u32>,
     /// `[len]`; `None` is taken from the previous batch's output.
     inputs: Vec<Option<u32>>,
-    /// Generated tokens that the sampling state starts with, when it must be reset.
-    reset_to: Option<Vec<u32>>,
 }
 
 impl StagedRow {
@@ -40,7 +38,6 @@ impl StagedRow {
             row: row.clone(),
             slot_mapping: (0..row.context_len).map(|position| table.slot(position)).collect(),
             inputs,
-            reset_to: row.fresh.then(|| tokens[row.prompt_len..].to_vec()),
         }
     }
 }
@@ -59,8 +56,8 @@ struct Entry {
 #[derive(Debug)]
 struct SamplingState {
     id: SequenceId,
-    /// Every token generated so far, as penalties count them.
-    generated: Vec<u32>,
+    /// Every token that was an input, as penalties count them.
+    tokens: Vec<u32>,
 }
 
 /// How far one sequence has come on the device.
@@ -75,6 +72,7 @@ struct Progress {
 pub(crate) struct Device {
     memory: Vec<Option<Entry>>,
     states: Vec<Option<SamplingState>>,
+    /// What the previous batch yielded.
     outputs: Vec<(SequenceId, u32)>,
     progress: HashMap<SequenceId, Progress>,
 }
@@ -105,7 +103,7 @@ impl Device {
         let mut outputs = Vec::new();
         for staged in batch {
             self.check_context(staged, staged.row.context_len);
-            outputs.extend(self.sample(staged));
+            outputs.extend(self.sample(&staged.row));
         }
         self.outputs = outputs;
         &self.outputs
@@ -133,15 +131,21 @@ impl Device {
         }
     }
 
+    /// Writes the row's inputs to the KV cache and counts them in the sampling state.
     fn write(&mut self, staged: &StagedRow, written: &mut HashSet<u32>) {
-        let id = staged.row.id;
+        let Row { id, state_slot, start, fresh, .. } = staged.row;
         let life = self.progress[&id].life;
+        if fresh {
+            let cleared = SamplingState { id, tokens: Vec::new() };
+            self.states[state_slot.index()] = Some(cleared);
+        }
         for (i, &input) in staged.inputs.iter().enumerate() {
-            let position = staged.row.start + i;
+            let position = start + i;
             let slot = staged.slot_mapping[position];
             assert!(written.insert(slot), "place {slot} has two writers in one batch");
             let token = input.unwrap_or_else(|| self.carry_over(id));
             self.memory[slot as usize] = Some(Entry { id, life, position, token });
+            self.state_mut(&staged.row).tokens.push(token);
         }
     }
 
@@ -153,23 +157,19 @@ impl Device {
         token
     }
 
-    /// Resets the sampling state if the row says so, then samples if the row does.
-    fn sample(&mut self, staged: &StagedRow) -> Option<(SequenceId, u32)> {
-        let Row { id, state_slot, context_len, prompt_len, .. } = staged.row;
-        let state = &mut self.states[state_slot.index()];
-        if let Some(generated) = staged.reset_to.clone() {
-            *state = Some(SamplingState { id, generated });
-        }
-        let state = state.as_mut().expect("a state is reset before its first use");
-        assert_eq!(state.id, id, "state slot {state_slot} is somebody else's");
-        if !staged.row.samples {
-            return None;
-        }
-        let expected: Vec<u32> =
-            (prompt_len..context_len).map(|position| token_at(id, position)).collect();
-        assert_eq!(state.generated, expected, "penalties see exactly the generated tokens");
-        let token = token_at(id, context_len);
-        state.generated.push(token);
-        Some((id, token))
+    /// The token that the row yields, if it does; penalties see all tokens before it.
+    fn sample(&mut self, row: &Row) -> Option<(SequenceId, u32)> {
+        let &Row { id, context_len, .. } = row;
+        let expected = (0..context_len).map(|position| token_at(id, position));
+        let tokens = &self.state_mut(row).tokens;
+        assert!(expected.eq(tokens.iter().copied()), "penalties of sequence {id} see {tokens:?}");
+        row.samples.then(|| (id, token_at(id, context_len)))
+    }
+
+    fn state_mut(&mut self, row: &Row) -> &mut SamplingState {
+        let state = self.states[row.state_slot.index()].as_mut();
+        let state = state.expect("a state is cleared before its first use");
+        assert_eq!(state.id, row.id, "state slot {} is somebody else's", row.state_slot);
+        state
     }
 }
