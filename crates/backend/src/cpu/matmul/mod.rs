@@ -1,0 +1,160 @@
+//! Activations times weights: `out = x W^T`, for one row of activations or hundreds.
+//!
+//! [`format`]: how panels of 16 weight rows are stored. [`packed`]: matrices as panels. [`activations`]:
+//! rows of activations in blocks. [`tile`]: what a kernel does. [`plain`], [`avx2`], [`avx512`]: the
+//! kernels. [`kernels`]: which of them runs.
+//!
+//! ```text
+//!                 panel 0   panel 1   ...        threads share the panels, never the columns;
+//!               +---------+---------+---         a thread takes a panel through all the blocks
+//!  block 0      |  tile   |  tile   |            while it is in the caches, and weights come
+//!  (<= 12 rows) |         |         |            from memory once
+//!  block 1      |  tile   |
+//! ```
+//!
+//! Invariant: an output is a sum in one fixed order over the columns, whatever the number of rows,
+//! of threads and of blocks. So a row's results are the same bits in every batch.
+
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod format;
+mod grid;
+mod kernels;
+mod memory;
+mod packed;
+mod plain;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+pub(crate) use packed::{PackedMatrix, WeightPrecision};
+
+use super::{
+    pool::{SharedMut, ThreadPool},
+    simd::SimdLevel,
+};
+use activations::{Activations, Form, RowBlocks};
+use grid::{Grid, SegmentRun};
+
+/// Operands of [`matmul`]: `out = (out or nothing) + bias + x * weight^T`.
+pub(crate) struct MatmulArgs<'a> {
+    /// `[num_rows, weight.cols]`.
+    pub(crate) x: &'a [f32],
+    pub(crate) weight: &'a PackedMatrix,
+    /// `[weight.rows]`.
+    pub(crate) bias: Option<&'a [f32]>,
+    /// `[num_rows, weight.rows]`.
+    pub(crate) out: &'a mut [f32],
+    pub(crate) num_rows: usize,
+    /// Add to `out` instead of overwriting it.
+    pub(crate) accumulate: bool,
+}
+
+/// Memory that matmuls use for their activations, and the instructions they use.
+pub(crate) struct MatmulScratch {
+    level: SimdLevel,
+    plain: Activations,
+    groups_of_16: Activations,
+    groups_of_32: Activations,
+}
+
+impl MatmulScratch {
+    /// For the best instructions of this processor.
+    pub(crate) fn new() -> Self {
+        Self::with_level(SimdLevel::detect())
+    }
+
+    /// For given instructions.
+    ///
+    /// # Panics
+    /// If this processor lacks them.
+    pub(crate) fn with_level(level: SimdLevel) -> Self {
+        assert!(level.is_available(), "this processor has no {level:?}");
+        let [plain, groups_of_16, groups_of_32] = std::array::from_fn(|_| Activations::default());
+        Self { level, plain, groups_of_16, groups_of_32 }
+    }
+
+    /// Brings `x` into `form`, unless it has that form already.
+    fn prepare(&mut self, pool: &ThreadPool, x: &[f32], num_rows: usize, form: Form) {
+        let blocks = self.blocks(num_rows, form);
+        match form {
+            Form::Plain if num_rows == 1 => {}
+            Form::Plain => self.plain.prepare(pool, x, blocks, form),
+            Form::Groups16 => self.groups_of_16.prepare(pool, x, blocks, form),
+            Form::Groups32 => self.groups_of_32.prepare(pool, x, blocks, form),
+        }
+    }
+
+    /// What `prepare` made.
+    fn words<'a>(&'a self, x: &'a [f32], num_rows: usize, form: Form) -> &'a [u32] {
+        match form {
+            Form::Plain if num_rows == 1 => bits(x),
+            Form::Plain => self.plain.words(),
+            Form::Groups16 => self.groups_of_16.words(),
+            Form::Groups32 => self.groups_of_32.words(),
+        }
+    }
+
+    fn blocks(&self, num_rows: usize, form: Form) -> RowBlocks {
+        RowBlocks::new(num_rows, kernels::max_block_rows(self.level, form))
+    }
+}
+
+/// Multiplies activations and weights; see [`MatmulArgs`].
+///
+/// # Panics
+/// If an operand's length does not fit.
+pub(crate) fn matmul(pool: &ThreadPool, args: MatmulArgs<'_>, scratch: &mut MatmulScratch) {
+    let MatmulArgs { x, weight, bias, out, num_rows, accumulate } = args;
+    assert!(x.len() >= num_rows * weight.cols(), "x is shorter than its shape");
+    assert!(out.len() >= num_rows * weight.rows(), "out is shorter than its shape");
+    assert!(bias.is_none_or(|bias| bias.len() >= weight.rows()), "bias is shorter than its shape");
+    if num_rows == 0 {
+        return;
+    }
+    let x = &x[..num_rows * weight.cols()];
+    for form in Form::ALL {
+        if weight.segments().iter().any(|segment| Form::of(segment.dtype) == form) {
+            scratch.prepare(pool, x, num_rows, form);
+        }
+    }
+    let out = SharedMut::new(out);
+    let scratch = &*scratch;
+    let runs = || {
+        weight.segments().iter().map(|segment| {
+            let form = Form::of(segment.dtype);
+            SegmentRun {
+                segment,
+                kernels: kernels::kernels(scratch.level, segment.dtype),
+                num_steps: form.num_steps(weight.cols()),
+                row_words: form.row_words(weight.cols()),
+                x: scratch.words(x, num_rows, form),
+                blocks: scratch.blocks(num_rows, form),
+                bias,
+                out: &out,
+                stride: weight.rows(),
+                accumulate,
+            }
+        })
+    };
+    let grid = |run: &SegmentRun<'_>| Grid::new(run, pool.num_threads());
+    let num_tasks = runs().map(|run| grid(&run).num_tasks()).sum();
+    pool.run(num_tasks, |mut task| {
+        for run in runs() {
+            let grid = grid(&run);
+            if task < grid.num_tasks() {
+                return run.task(&grid, task);
+            }
+            task -= grid.num_tasks();
+        }
+    });
+}
+
+/// The words that floats are made of.
+fn bits(x: &[f32]) -> &[u32] {
+    // SAFETY: same size, same alignment, and any bits are a valid u32.
+    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) }
+}

@@ -1,0 +1,226 @@
+//! Weight matrices, repacked into panels when they are loaded.
+
+use half::{bf16, f16};
+
+use super::{
+    format::{GroupLayout, PANEL_ROWS},
+    memory::PanelMemory,
+};
+use crate::{
+    BackendError, Dtype, HostTensor, TensorData,
+    cpu::pool::{SharedMut, ThreadPool},
+    quant,
+};
+
+/// What weights are computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightPrecision {
+    /// As stored; quantised weights meet activations quantised to 8 bits.
+    Native,
+    /// Expanded to f32, which costs memory and time: the reference for exactness.
+    F32,
+}
+
+/// A matrix of one or more tensors stacked along their rows, as panels.
+pub(crate) struct PackedMatrix {
+    rows: usize,
+    cols: usize,
+    segments: Vec<Segment>,
+}
+
+/// Neighbouring rows of one type.
+pub(super) struct Segment {
+    /// Of the weights in the panels.
+    pub(super) dtype: Dtype,
+    pub(super) first_row: usize,
+    pub(super) num_rows: usize,
+    /// `[num_panels, panel_bytes]`; rows past `num_rows` are zero.
+    memory: PanelMemory,
+}
+
+impl PackedMatrix {
+    /// Packs `parts`, each `[rows_i, cols]`, into a matrix `[sum of rows_i, cols]`.
+    ///
+    /// # Errors
+    /// If a part is no matrix, differs in columns or lacks data, or memory runs out.
+    pub(crate) fn pack(
+        pool: &ThreadPool,
+        parts: &[HostTensor],
+        precision: WeightPrecision,
+    ) -> Result<Self, BackendError> {
+        let none = || BackendError::Unsupported("a matrix of no tensors".to_string());
+        let cols = parts.first().ok_or_else(none)?.row_len();
+        let mut matrix = Self { rows: 0, cols, segments: Vec::new() };
+        for part in parts {
+            check_part(part, cols)?;
+        }
+        let stored = |part: &HostTensor| stored_dtype(part.dtype, precision);
+        for run in parts.chunk_by(|a, b| stored(a) == stored(b)) {
+            let segment = pack_segment(pool, run, stored(&run[0]), &matrix)?;
+            matrix.rows += segment.num_rows;
+            matrix.segments.push(segment);
+        }
+        Ok(matrix)
+    }
+
+    /// Rows, which are the outputs.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns, which are the inputs.
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of all panels.
+    pub(crate) fn bytes(&self) -> usize {
+        self.segments.iter().map(|segment| segment.memory.bytes().len()).sum()
+    }
+
+    pub(super) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+}
+
+impl Segment {
+    pub(super) fn num_panels(&self) -> usize {
+        self.num_rows.div_ceil(PANEL_ROWS)
+    }
+
+    /// The bytes of the segment's panel `panel`.
+    pub(super) fn panel(&self, panel: usize) -> &[u8] {
+        let bytes = self.memory.bytes();
+        let panel_bytes = bytes.len() / self.num_panels();
+        &bytes[panel * panel_bytes..(panel + 1) * panel_bytes]
+    }
+}
+
+fn stored_dtype(dtype: Dtype, precision: WeightPrecision) -> Dtype {
+    match precision {
+        WeightPrecision::Native => dtype,
+        WeightPrecision::F32 => Dtype::F32,
+    }
+}
+
+fn check_part(part: &HostTensor, cols: usize) -> Result<(), BackendError> {
+    let &[rows, row_len] = part.shape.as_slice() else {
+        return Err(part.error("a weight matrix must have two dimensions"));
+    };
+    if rows == 0 || row_len == 0 {
+        return Err(part.error("a weight matrix must not be empty"));
+    }
+    if row_len != cols {
+        return Err(part.error(format!("stacked with a matrix of {cols} columns")));
+    }
+    let row_bytes = part.dtype.row_bytes(row_len);
+    let row_bytes = row_bytes.ok_or_else(|| part.error("a row is not a whole number of blocks"))?;
+    let bytes = rows.checked_mul(row_bytes).ok_or_else(|| part.error("too large"))?;
+    let stored = match &part.data {
+        TensorData::Random { .. } if part.dtype == Dtype::F32 => bytes,
+        TensorData::Random { .. } => return Err(part.error("random weights must be F32")),
+        TensorData::Mapped { range, .. } => range.len(),
+        TensorData::Owned(data) => data.len(),
+    };
+    if stored < bytes {
+        return Err(part.error(format!("has {stored} bytes of data, needs {bytes}")));
+    }
+    Ok(())
+}
+
+/// Bytes of a panel, or `None` if they overflow.
+fn panel_bytes(dtype: Dtype, cols: usize) -> Option<usize> {
+    match GroupLayout::of(dtype) {
+        Some(layout) => (cols / layout.group_len).checked_mul(layout.group_bytes()),
+        None => cols.checked_mul(PANEL_ROWS * dtype.block_bytes()),
+    }
+}
+
+fn pack_segment(
+    pool: &ThreadPool,
+    parts: &[HostTensor],
+    dtype: Dtype,
+    above: &PackedMatrix,
+) -> Result<Segment, BackendError> {
+    let num_rows = parts.iter().map(HostTensor::num_rows).sum::<usize>();
+    let num_panels = num_rows.div_ceil(PANEL_ROWS);
+    let too_large = || parts[0].error("too large");
+    let panel_bytes = panel_bytes(dtype, above.cols).ok_or_else(too_large)?;
+    let bytes = panel_bytes.checked_mul(num_panels).ok_or_else(too_large)?;
+    let mut memory = PanelMemory::zeroed(bytes)?;
+    let panels = SharedMut::new(memory.bytes_mut());
+    pool.run_chunks(num_panels, 1, |chunk| {
+        let mut packer = RowPacker::new(dtype, above.cols);
+        // SAFETY: chunks are disjoint, so these ranges are.
+        let bytes = unsafe { panels.slice(chunk.start * panel_bytes..chunk.end * panel_bytes) };
+        let first_row = chunk.start * PANEL_ROWS;
+        let rows = rows_of(parts).skip(first_row).take(chunk.len() * PANEL_ROWS);
+        for (i, (part, row)) in rows.enumerate() {
+            let panel = &mut bytes[i / PANEL_ROWS * panel_bytes..][..panel_bytes];
+            packer.pack(part, row, panel, i % PANEL_ROWS);
+        }
+    });
+    Ok(Segment { dtype, first_row: above.rows, num_rows, memory })
+}
+
+/// All rows of `parts`, in order.
+fn rows_of(parts: &[HostTensor]) -> impl Iterator<Item = (&HostTensor, usize)> {
+    parts.iter().flat_map(|part| (0..part.num_rows()).map(move |row| (part, row)))
+}
+
+/// Writes rows into panels of one type, and keeps what it needs for that.
+struct RowPacker {
+    dtype: Dtype,
+    values: Vec<f32>,
+    codes: Vec<u8>,
+    groups: Vec<quant::Group>,
+}
+
+impl RowPacker {
+    fn new(dtype: Dtype, cols: usize) -> Self {
+        let (mut values, mut codes, mut groups) = (Vec::new(), Vec::new(), Vec::new());
+        match GroupLayout::of(dtype) {
+            Some(layout) => {
+                codes.resize(cols, 0);
+                groups.resize(cols / layout.group_len, quant::Group::default());
+            }
+            None => values.resize(cols, 0.0),
+        }
+        Self { dtype, values, codes, groups }
+    }
+
+    fn pack(&mut self, part: &HostTensor, row: usize, panel: &mut [u8], lane: usize) {
+        let Some(layout) = GroupLayout::of(self.dtype) else {
+            part.read_row(row, &mut self.values);
+            return match self.dtype {
+                Dtype::F16 => {
+                    scatter(panel, lane, &self.values, |x| f16::from_f32(x).to_ne_bytes())
+                }
+                Dtype::BF16 => {
+                    scatter(panel, lane, &self.values, |x| bf16::from_f32(x).to_ne_bytes());
+                }
+                _ => scatter(panel, lane, &self.values, f32::to_ne_bytes),
+            };
+        };
+        let bytes = part.row_bytes(row).expect("the part was checked to have its rows");
+        quant::unpack_groups(part.dtype, bytes, &mut self.codes, &mut self.groups);
+        let panel = panel.chunks_exact_mut(layout.group_bytes());
+        let codes = self.codes.chunks_exact(layout.group_len);
+        for ((bytes, group), codes) in panel.zip(&self.groups).zip(codes) {
+            layout.write_row(bytes, lane, *group, codes);
+        }
+    }
+}
+
+/// Writes plain numbers into `[cols, 16]`.
+fn scatter<const N: usize>(
+    panel: &mut [u8],
+    lane: usize,
+    values: &[f32],
+    to_bytes: impl Fn(f32) -> [u8; N],
+) {
+    let columns = panel.as_chunks_mut::<N>().0.chunks_exact_mut(PANEL_ROWS);
+    for (column, value) in columns.zip(values) {
+        column[lane] = to_bytes(*value);
+    }
+}
