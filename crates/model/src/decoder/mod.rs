@@ -1,0 +1,242 @@
+//! One description of operators for all architectures.
+//!
+//! ```text
+//! hidden = embedding[token_ids]
+//! each layer:
+//!   normed   = rms_norm(hidden)
+//!   qkv      = normed * Wqkv (+ bias)          queries, keys, values side by side
+//!   qkv      = rope(qk_norm?(qkv))             keys and values go to the KV cache
+//!   attended = attention(qkv, KV cache)
+//!   hidden  += attended * Wo
+//!   normed   = rms_norm(hidden)
+//!   gate_up  = normed * Wgate_up               both halves side by side
+//!   ffn      = silu(gate) * up
+//!   hidden  += ffn * Wdown
+//! logits = rms_norm(hidden[sample_indices]) * Woutput
+//! ```
+
+mod load;
+mod scratch;
+
+use inflight_backend::{
+    Backend, BackendError, DeviceBatch, KvLayer, StepShape,
+    ops::{Attention, Matmul, RmsNorm, RopeAndCache},
+};
+pub use load::LoadProgress;
+pub use scratch::Scratch;
+
+use crate::ModelConfig;
+
+/// A decoder's weights on a device, and the order of operators that runs them.
+pub struct Decoder<B: Backend> {
+    config: ModelConfig,
+    embedding: B::Embedding,
+    layers: Vec<Layer<B>>,
+    /// `[hidden_size]`.
+    norm: B::Buffer,
+    /// `[vocab_size, hidden_size]`.
+    output: Linear<B>,
+    /// `[max_model_len, rotary_dim]`.
+    rotary_table: B::Buffer,
+}
+
+struct Layer<B: Backend> {
+    /// `[hidden_size]`.
+    attention_norm: B::Buffer,
+    /// `[qkv_len, hidden_size]`.
+    qkv: Linear<B>,
+    /// Of queries and of keys, `[head_dim]` each.
+    qk_norm: Option<(B::Buffer, B::Buffer)>,
+    /// `[hidden_size, q_len]`.
+    attention_output: Linear<B>,
+    /// `[hidden_size]`.
+    ffn_norm: B::Buffer,
+    /// `[2 * ffn_size, hidden_size]`.
+    gate_up: Linear<B>,
+    /// `[hidden_size, ffn_size]`.
+    down: Linear<B>,
+    window: Option<usize>,
+}
+
+struct Linear<B: Backend> {
+    weight: B::Matrix,
+    bias: Option<B::Buffer>,
+}
+
+/// What a forward pass reads and writes besides the weights.
+pub struct ForwardInputs<'a, B: Backend> {
+    /// The step's inputs, unpacked.
+    pub batch: &'a DeviceBatch<B>,
+    /// How many of everything the step has.
+    pub step: StepShape,
+    /// One entry a layer, see [`crate::kv_layers`].
+    pub kv: &'a [KvLayer<B>],
+    /// Written; logits of the sampled tokens are in [`Scratch::logits`] afterwards.
+    pub scratch: &'a Scratch<B>,
+    /// Tokens of a block of the KV cache.
+    pub block_size: usize,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// What the model is.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Bytes that the device holds for matrices (embedding table, norms and biases excluded).
+    pub fn matrix_bytes(&self, backend: &B) -> usize {
+        let layers = self
+            .layers
+            .iter()
+            .flat_map(|layer| [&layer.qkv, &layer.attention_output, &layer.gate_up, &layer.down]);
+        let all = layers.chain([&self.output]);
+        all.map(|linear| backend.matrix_bytes(&linear.weight)).sum()
+    }
+
+    /// Enqueues a forward pass; without sampled tokens, all of it but the logits.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn forward(
+        &self,
+        backend: &B,
+        inputs: &ForwardInputs<'_, B>,
+        stream: &B::Stream,
+    ) -> Result<(), BackendError> {
+        assert_eq!(inputs.kv.len(), self.layers.len(), "one KV cache a layer");
+        let pass = Pass { config: &self.config, backend, inputs, stream };
+        let (batch, step) = (inputs.batch, inputs.step);
+        backend.embed(&self.embedding, batch, step, &inputs.scratch.hidden, stream)?;
+        for (layer, kv) in self.layers.iter().zip(inputs.kv) {
+            pass.attention(layer, kv, &self.rotary_table)?;
+            pass.ffn(layer)?;
+        }
+        if step.num_sampled > 0 {
+            pass.logits(&self.norm, &self.output)?;
+        }
+        Ok(())
+    }
+}
+
+/// One forward pass being enqueued.
+struct Pass<'a, B: Backend> {
+    config: &'a ModelConfig,
+    backend: &'a B,
+    inputs: &'a ForwardInputs<'a, B>,
+    stream: &'a B::Stream,
+}
+
+impl<B: Backend> Pass<'_, B> {
+    fn attention(
+        &self,
+        layer: &Layer<B>,
+        kv: &KvLayer<B>,
+        rotary_table: &B::Buffer,
+    ) -> Result<(), BackendError> {
+        let ForwardInputs { batch, step, scratch, block_size, .. } = *self.inputs;
+        let attention = self.config.attention_shape(block_size);
+        let rope = RopeAndCache {
+            qkv: &scratch.qkv,
+            rotary_table,
+            rotary_dim: self.config.rope.rotary_dim,
+            interleaved: self.config.rope.interleaved,
+            qk_norm: layer.qk_norm.as_ref().map(|(query, key)| (query, key)),
+            eps: self.config.rms_norm_eps,
+            attention,
+            kv,
+            batch,
+            step,
+        };
+        let attend = Attention {
+            qkv: &scratch.qkv,
+            kv,
+            out: &scratch.attended,
+            attention,
+            scale: 1.0 / (self.config.head_dim as f32).sqrt(),
+            window: layer.window,
+            batch,
+            step,
+        };
+        self.norm(&scratch.hidden, &layer.attention_norm, step.num_tokens)?;
+        self.matmul(&scratch.normed, &layer.qkv, &scratch.qkv)?;
+        self.backend.rope_and_cache(rope, self.stream)?;
+        self.backend.attention(attend, self.stream)?;
+        self.add_matmul(&scratch.attended, &layer.attention_output, &scratch.hidden)
+    }
+
+    fn ffn(&self, layer: &Layer<B>) -> Result<(), BackendError> {
+        let ForwardInputs { step, scratch, .. } = *self.inputs;
+        let (num_rows, len) = (step.num_tokens, self.config.ffn_size);
+        self.norm(&scratch.hidden, &layer.ffn_norm, num_rows)?;
+        self.matmul(&scratch.normed, &layer.gate_up, &scratch.gate_up)?;
+        self.backend.silu_and_mul(&scratch.gate_up, &scratch.ffn, num_rows, len, self.stream)?;
+        self.add_matmul(&scratch.ffn, &layer.down, &scratch.hidden)
+    }
+
+    fn logits(&self, norm: &B::Buffer, output: &Linear<B>) -> Result<(), BackendError> {
+        let ForwardInputs { batch, step, scratch, .. } = *self.inputs;
+        let (hidden, sampled) = (&scratch.hidden, &scratch.sampled);
+        let len = self.config.hidden_size;
+        self.backend.gather_sampled(hidden, batch, step, len, sampled, self.stream)?;
+        self.norm(sampled, norm, step.num_sampled)?;
+        let matmul = Matmul {
+            x: &scratch.normed,
+            weight: &output.weight,
+            bias: output.bias.as_ref(),
+            out: &scratch.logits,
+            num_rows: step.num_sampled,
+            accumulate: false,
+        };
+        self.backend.matmul(matmul, self.stream)
+    }
+
+    /// `normed = rms_norm(x)`.
+    fn norm(&self, x: &B::Buffer, weight: &B::Buffer, num_rows: usize) -> Result<(), BackendError> {
+        let args = RmsNorm {
+            x,
+            weight,
+            out: &self.inputs.scratch.normed,
+            num_rows,
+            len: self.config.hidden_size,
+            eps: self.config.rms_norm_eps,
+        };
+        self.backend.rms_norm(args, self.stream)
+    }
+
+    /// `out = x * weight^T (+ bias)` for every token.
+    fn matmul(
+        &self,
+        x: &B::Buffer,
+        linear: &Linear<B>,
+        out: &B::Buffer,
+    ) -> Result<(), BackendError> {
+        self.backend.matmul(self.matmul_args(x, linear, out), self.stream)
+    }
+
+    /// `out += x * weight^T (+ bias)` for every token.
+    fn add_matmul(
+        &self,
+        x: &B::Buffer,
+        linear: &Linear<B>,
+        out: &B::Buffer,
+    ) -> Result<(), BackendError> {
+        let args = Matmul { accumulate: true, ..self.matmul_args(x, linear, out) };
+        self.backend.matmul(args, self.stream)
+    }
+
+    fn matmul_args<'b>(
+        &self,
+        x: &'b B::Buffer,
+        linear: &'b Linear<B>,
+        out: &'b B::Buffer,
+    ) -> Matmul<'b, B> {
+        Matmul {
+            x,
+            weight: &linear.weight,
+            bias: linear.bias.as_ref(),
+            out,
+            num_rows: self.inputs.step.num_tokens,
+            accumulate: false,
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Buffers of activations, used by one step after the other.
+
+use inflight_backend::{Backend, BackendError, StepCapacity};
+
+use crate::ModelConfig;
+
+/// Activations of a forward pass, on the device. Only the compute stream touches them.
+#[derive(Clone)]
+pub struct Scratch<B: Backend> {
+    /// State between layers, `[max_tokens, hidden_size]`.
+    pub(super) hidden: B::Buffer,
+    /// Normed state, `[max(max_tokens, max_rows), hidden_size]`.
+    pub(super) normed: B::Buffer,
+    /// Queries, keys and values, `[max_tokens, qkv_len]`.
+    pub(super) qkv: B::Buffer,
+    /// Attention before its output matrix, `[max_tokens, q_len]`.
+    pub(super) attended: B::Buffer,
+    /// Both halves of the feed-forward network, `[max_tokens, 2 * ffn_size]`.
+    pub(super) gate_up: B::Buffer,
+    /// Their product, `[max_tokens, ffn_size]`.
+    pub(super) ffn: B::Buffer,
+    /// State of the sampled tokens, `[max_rows, hidden_size]`.
+    pub(super) sampled: B::Buffer,
+    /// Logits of the sampled tokens, `[max_rows, vocab_size]`.
+    pub logits: B::Buffer,
+}
+
+impl<B: Backend> Scratch<B> {
+    /// Buffers for the largest step.
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`].
+    pub fn new(
+        backend: &B,
+        config: &ModelConfig,
+        capacity: StepCapacity,
+    ) -> Result<Self, BackendError> {
+        let (tokens, rows) = (capacity.max_tokens, capacity.max_rows);
+        let alloc = |label, rows: usize, len: usize| {
+            backend.alloc_activations(label, rows.saturating_mul(len))
+        };
+        Ok(Self {
+            hidden: alloc("hidden", tokens, config.hidden_size)?,
+            normed: alloc("normed", tokens.max(rows), config.hidden_size)?,
+            qkv: alloc("qkv", tokens, config.qkv_len())?,
+            attended: alloc("attended", tokens, config.q_len())?,
+            gate_up: alloc("gate_up", tokens, 2 * config.ffn_size)?,
+            ffn: alloc("ffn", tokens, config.ffn_size)?,
+            sampled: alloc("sampled", rows, config.hidden_size)?,
+            logits: alloc("logits", rows, config.vocab_size)?,
+        })
+    }
+}

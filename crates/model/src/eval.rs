@@ -1,0 +1,129 @@
+//! One sequence through a decoder, without an engine: for comparing logits and measuring perplexity.
+
+use inflight_backend::{
+    Backend, BackendError, DeviceBatch, RowState, SamplingRow, StepCapacity, StepInputs,
+};
+
+use crate::{Decoder, ForwardInputs, Scratch, kv_layers};
+
+const BLOCK_SIZE: usize = 16;
+
+/// Logits after each of `tokens`, computed `chunk` tokens at a time.
+///
+/// Uses streams, buffers and a KV cache of its own. The backend's activations must be f32.
+///
+/// # Shapes
+/// The result is `[tokens.len(), vocab_size]`.
+///
+/// # Errors
+/// [`BackendError`] of the allocations or operators.
+///
+/// # Panics
+/// If `chunk` is 0.
+pub fn all_logits<B: Backend>(
+    backend: &B,
+    decoder: &Decoder<B>,
+    tokens: &[u32],
+    chunk: usize,
+) -> Result<Vec<f32>, BackendError> {
+    assert!(chunk > 0, "a chunk has at least one token");
+    let mut runner = Runner::new(backend, decoder, tokens.len(), chunk.min(tokens.len().max(1)))?;
+    let mut logits = Vec::with_capacity(tokens.len() * decoder.config().vocab_size);
+    for (i, chunk_tokens) in tokens.chunks(chunk).enumerate() {
+        runner.step(chunk_tokens, i * chunk, &mut logits)?;
+    }
+    Ok(logits)
+}
+
+/// What one sequence needs on a device. One stream does all, so no event is waited on by another.
+struct Runner<'a, B: Backend> {
+    backend: &'a B,
+    decoder: &'a Decoder<B>,
+    kv: Vec<inflight_backend::KvLayer<B>>,
+    scratch: Scratch<B>,
+    batch: DeviceBatch<B>,
+    inputs: StepInputs,
+    host_inputs: B::HostBuffer,
+    packed: B::Buffer,
+    /// Stands for the outputs of a step before, of which no token is taken.
+    previous: B::Buffer,
+    host_logits: B::HostBuffer,
+    stream: B::Stream,
+    done: B::Event,
+}
+
+impl<'a, B: Backend> Runner<'a, B> {
+    fn new(
+        backend: &'a B,
+        decoder: &'a Decoder<B>,
+        max_len: usize,
+        chunk: usize,
+    ) -> Result<Self, BackendError> {
+        let config = decoder.config();
+        let max_blocks = max_len.div_ceil(BLOCK_SIZE).max(1);
+        let capacity = StepCapacity { max_tokens: chunk, max_rows: chunk, max_blocks, max_bias: 0 };
+        let num_words = capacity.shape().num_words();
+        Ok(Self {
+            backend,
+            decoder,
+            kv: kv_layers(backend, config, max_blocks, BLOCK_SIZE)?,
+            scratch: Scratch::new(backend, config, capacity)?,
+            batch: DeviceBatch::new(backend, capacity)?,
+            inputs: StepInputs::default(),
+            host_inputs: backend.alloc_host("eval inputs", num_words)?,
+            packed: backend.alloc_words("eval packed inputs", num_words)?,
+            previous: backend.alloc_words("eval previous outputs", chunk)?,
+            host_logits: backend.alloc_host("eval logits", chunk * config.vocab_size)?,
+            stream: backend.create_stream("eval")?,
+            done: backend.create_event()?,
+        })
+    }
+
+    /// Runs `tokens`, the first of which is at position `start`, and appends their logits.
+    fn step(
+        &mut self,
+        tokens: &[u32],
+        start: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        stage(&mut self.inputs, tokens, start);
+        let (inputs, backend, stream) = (&self.inputs, self.backend, &self.stream);
+        let step = backend.write_host(&mut self.host_inputs, |words| inputs.pack(words));
+        backend.copy_to_device(&self.host_inputs, &self.packed, step.num_words(), stream)?;
+        backend.unpack(&self.packed, &self.previous, step, &self.batch, stream)?;
+        let forward = ForwardInputs {
+            batch: &self.batch,
+            step,
+            kv: &self.kv,
+            scratch: &self.scratch,
+            block_size: BLOCK_SIZE,
+        };
+        self.decoder.forward(backend, &forward, stream)?;
+        let num_words = tokens.len() * self.decoder.config().vocab_size;
+        backend.copy_to_host(&self.scratch.logits, &self.host_logits, num_words, stream)?;
+        backend.record(&self.done, stream)?;
+        backend.synchronize(&self.done)?;
+        backend.read_host(&self.host_logits, |words| {
+            logits.extend(words[..num_words].iter().map(|word| f32::from_bits(*word)));
+        });
+        Ok(())
+    }
+}
+
+/// One row whose block table is the blocks in order, every token of it sampled.
+fn stage(inputs: &mut StepInputs, tokens: &[u32], start: usize) {
+    let end = start + tokens.len();
+    let word = |value: usize| u32::try_from(value).expect("sequences are short here");
+    inputs.clear();
+    inputs.token_ids.extend(tokens);
+    inputs.carry_over.extend(tokens.iter().map(|_| -1));
+    inputs.positions.extend((start..end).map(word));
+    inputs.slot_mapping.extend((start..end).map(word));
+    inputs.row_starts.push(word(tokens.len()));
+    inputs.context_lens.push(word(end));
+    inputs.blocks.extend((0..end.div_ceil(BLOCK_SIZE)).map(word));
+    inputs.block_starts.push(word(inputs.blocks.len()));
+    inputs.row_states.push(RowState { state_slot: None, prompt_len: word(end), fresh: false });
+    inputs.sample_indices.extend((0..tokens.len()).map(word));
+    inputs.sampling.extend(tokens.iter().map(|_| SamplingRow::GREEDY));
+}
