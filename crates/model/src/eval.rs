@@ -98,9 +98,9 @@ impl<'a, B: Backend> Runner<'a, B> {
             scratch: &self.scratch,
             block_size: BLOCK_SIZE,
         };
-        self.decoder.forward(backend, &forward, stream)?;
+        self.decoder.forward(backend, forward, stream)?;
         let num_words = tokens.len() * self.decoder.config().vocab_size;
-        backend.copy_to_host(&self.scratch.logits, &self.host_logits, num_words, stream)?;
+        backend.copy_to_host(self.scratch.logits(), &self.host_logits, num_words, stream)?;
         backend.record(&self.done, stream)?;
         backend.synchronize(&self.done)?;
         backend.read_host(&self.host_logits, |words| {

@@ -112,6 +112,3 @@ fn yarn_ramp(rope: &RopeConfig) -> Vec<f32> {
     let (first, width) = (first as f32, (last - first) as f32);
     (0..rope.rotary_dim / 2).map(|i| ((i as f32 - first) / width).clamp(0.0, 1.0)).collect()
 }
-
-#[cfg(test)]
-mod tests;

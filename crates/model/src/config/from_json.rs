@@ -112,6 +112,3 @@ pub(crate) fn generation_eos_token_ids(path: &str, text: &str) -> Result<Vec<u32
     let object = object.ok_or_else(|| ModelError::bad_file(path, "must be a JSON object"))?;
     eos_token_ids(&Fields::new(path, object))
 }
-
-#[cfg(test)]
-mod tests;

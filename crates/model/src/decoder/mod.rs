@@ -100,11 +100,11 @@ impl<B: Backend> Decoder<B> {
     pub fn forward(
         &self,
         backend: &B,
-        inputs: &ForwardInputs<'_, B>,
+        inputs: ForwardInputs<'_, B>,
         stream: &B::Stream,
     ) -> Result<(), BackendError> {
         assert_eq!(inputs.kv.len(), self.layers.len(), "one KV cache a layer");
-        let pass = Pass { config: &self.config, backend, inputs, stream };
+        let pass = Pass { config: &self.config, backend, inputs: &inputs, stream };
         let (batch, step) = (inputs.batch, inputs.step);
         backend.embed(&self.embedding, batch, step, &inputs.scratch.hidden, stream)?;
         for (layer, kv) in self.layers.iter().zip(inputs.kv) {

@@ -22,7 +22,7 @@ pub struct Scratch<B: Backend> {
     /// State of the sampled tokens, `[max_rows, hidden_size]`.
     pub(super) sampled: B::Buffer,
     /// Logits of the sampled tokens, `[max_rows, vocab_size]`.
-    pub logits: B::Buffer,
+    pub(super) logits: B::Buffer,
 }
 
 impl<B: Backend> Scratch<B> {
@@ -49,5 +49,10 @@ impl<B: Backend> Scratch<B> {
             sampled: alloc("sampled", rows, config.hidden_size)?,
             logits: alloc("logits", rows, config.vocab_size)?,
         })
+    }
+
+    /// Logits of the last step's sampled tokens, `[max_rows, vocab_size]`.
+    pub fn logits(&self) -> &B::Buffer {
+        &self.logits
     }
 }

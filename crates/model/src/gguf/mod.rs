@@ -160,6 +160,3 @@ fn alignment(path: &str, metadata: &HashMap<String, GgufValue>) -> Result<usize,
         ModelError::bad_config(path, KEY, reason)
     })
 }
-
-#[cfg(test)]
-mod tests;
