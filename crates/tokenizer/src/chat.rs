@@ -1,6 +1,7 @@
 //! Chat templates: messages to prompt.
 
 mod functions;
+mod tojson;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -135,7 +136,7 @@ fn environment() -> Result<Environment<'static>, TokenizerError> {
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(RECURSION_LIMIT);
-    environment.add_filter("tojson", functions::tojson);
+    environment.add_filter("tojson", tojson::tojson);
     environment.add_function("raise_exception", functions::raise_exception);
     environment.add_function("strftime_now", functions::strftime_now);
     Ok(environment)

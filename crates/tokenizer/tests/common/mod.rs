@@ -1,5 +1,7 @@
 //! What several test files need.
 
+#![allow(dead_code, reason = "each test file uses a part")]
+
 pub(crate) mod gguf;
 
 use std::path::PathBuf;
