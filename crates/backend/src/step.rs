@@ -3,6 +3,7 @@
 //! The host packs everything a step needs into one run of 32-bit words, so that one copy moves it:
 //!
 //! ```text
+//! counts         [8]                 the `StepShape`: a captured graph must not depend on it
 //! token_ids      [num_tokens]        id, or anything where carry_over >= 0
 //! carry_over     [num_tokens]        sampled row of the previous step, or -1
 //! positions      [num_tokens]        absolute position in the sequence
@@ -22,6 +23,9 @@
 //! tokens, so that a captured graph never sees an offset.
 
 use std::ops::Range;
+
+/// Words of the `counts` section.
+const NUM_COUNTS: usize = 8;
 
 /// How many of everything one step has. Known to the host when it launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +52,7 @@ pub struct StepCapacity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct StepLayout {
+    pub counts: Range<usize>,
     pub token_ids: Range<usize>,
     pub carry_over: Range<usize>,
     pub positions: Range<usize>,
@@ -73,6 +78,7 @@ impl StepShape {
             range
         };
         StepLayout {
+            counts: section(NUM_COUNTS),
             token_ids: section(self.num_tokens),
             carry_over: section(self.num_tokens),
             positions: section(self.num_tokens),
@@ -87,6 +93,18 @@ impl StepShape {
             bias_ids: section(self.num_bias),
             bias_values: section(self.num_bias),
         }
+    }
+
+    /// As the words of the `counts` section.
+    pub fn to_words(&self) -> [u32; NUM_COUNTS] {
+        let count = |value: usize| u32::try_from(value).expect("a step's counts fit 32 bits");
+        let Self { num_tokens, num_rows, num_blocks, num_sampled, num_bias } = *self;
+        let counts = [num_tokens, num_rows, num_blocks, num_sampled, num_bias];
+        let mut words = [0; NUM_COUNTS];
+        for (word, value) in words.iter_mut().zip(counts) {
+            *word = count(value);
+        }
+        words
     }
 
     /// Words of a step of this shape.
@@ -286,6 +304,7 @@ impl StepInputs {
     pub fn pack(&self, words: &mut [u32]) -> StepShape {
         let shape = self.shape();
         let at = shape.layout();
+        words[at.counts].copy_from_slice(&shape.to_words());
         words[at.token_ids].copy_from_slice(&self.token_ids);
         for (word, row) in words[at.carry_over].iter_mut().zip(&self.carry_over) {
             *word = row.cast_unsigned();
@@ -401,7 +420,8 @@ mod tests {
         let mut words = vec![0; inputs.shape().num_words()];
         let shape = inputs.pack(&mut words);
         let at = shape.layout();
-        assert_eq!(shape.num_words(), 3 * 4 + 3 + 2 + 3 + 6 + 2 + 1 + 16 + 2);
+        assert_eq!(words[at.counts], [3, 2, 2, 1, 1, 0, 0, 0]);
+        assert_eq!(shape.num_words(), 8 + 3 * 4 + 3 + 2 + 3 + 6 + 2 + 1 + 16 + 2);
         assert_eq!(words[at.carry_over], [u32::MAX, 4, u32::MAX]);
         assert_eq!(words[at.row_starts], [0, 1, 3]);
         assert_eq!(SamplingRow::from_words(&words[at.sampling]), row);

@@ -106,8 +106,9 @@ pub struct EngineStats {
     pub num_total_blocks: AtomicUsize,
     /// Steps launched.
     pub num_steps: AtomicU64,
-    /// Prompt tokens computed, recomputed ones included.
-    pub num_prompt_tokens: AtomicU64,
+    /// Tokens that went through the model: prompts, generated ones, and both again after a
+    /// preemption.
+    pub num_computed_tokens: AtomicU64,
     /// Tokens generated.
     pub num_generated_tokens: AtomicU64,
     /// Sequences that gave way to others and are computed again.

@@ -1,16 +1,29 @@
 //! The loop: while the device computes batch N, the host plans, stages and launches batch N+1.
 //!
 //! Reading order: [`request`] (what comes in), [`update`] (what goes out), [`handle`] (the callers'
-//! side).
+//! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
+//! [`runner`] (what the device then runs), [`trace`] (when all that happened).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
 //! Invariant: no text, no JSON, no async here.
 //! Invariant: every accepted request gets exactly one final message.
 
+mod config;
+mod engine;
+mod error;
 mod handle;
+mod io_slot;
+mod live_requests;
 mod request;
+mod runner;
+mod staging;
+mod trace;
 mod update;
 
+pub use config::EngineConfig;
+pub use engine::Engine;
+pub use error::EngineError;
 pub use handle::{EngineHandle, EngineStats, SubmitError};
 pub use request::{InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest};
+pub use trace::{Span, StepRecord};
 pub use update::{FinishReason, SinkClosed, TokenSink, TokenUpdate, Update};

@@ -1,0 +1,56 @@
+//! The engine's frozen configuration.
+
+use inflight_backend::StepCapacity;
+use inflight_scheduler::SchedulerConfig;
+
+use crate::RequestLimits;
+
+/// What the engine is told once, when it starts. Every value is resolved: no `auto`, no -1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Whether batch N+1 is planned and launched while batch N computes.
+    pub overlap: bool,
+    /// Most sequences in a batch. Each costs sampling state of one word per vocabulary entry.
+    pub max_num_seqs: usize,
+    /// Most tokens in a batch: prefill chunks and decode rows together. Larger prefills faster and
+    /// makes running sequences wait longer for their next token.
+    pub max_num_batched_tokens: usize,
+    /// Most tokens of a sequence.
+    pub max_model_len: usize,
+    /// Tokens of a block of the KV cache.
+    pub block_size: usize,
+    /// Blocks of the KV cache.
+    pub num_blocks: usize,
+    /// Most requests running and waiting; over it callers are refused at once.
+    pub max_outstanding: usize,
+}
+
+impl EngineConfig {
+    pub(crate) fn scheduler(&self) -> SchedulerConfig {
+        SchedulerConfig {
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_model_len: self.max_model_len,
+            block_size: self.block_size,
+            num_blocks: self.num_blocks,
+        }
+    }
+
+    pub(crate) fn limits(&self, vocab_size: usize) -> RequestLimits {
+        RequestLimits {
+            max_model_len: self.max_model_len,
+            kv_cache_tokens: self.num_blocks * self.block_size,
+            vocab_size,
+        }
+    }
+
+    pub(crate) fn step_capacity(&self) -> StepCapacity {
+        let blocks_per_sequence = self.max_model_len.div_ceil(self.block_size);
+        StepCapacity {
+            max_tokens: self.max_num_batched_tokens,
+            max_rows: self.max_num_seqs,
+            max_blocks: self.max_num_seqs * blocks_per_sequence.min(self.num_blocks),
+            max_bias: self.max_num_seqs * RequestLimits::MAX_LOGIT_BIAS,
+        }
+    }
+}

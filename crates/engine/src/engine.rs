@@ -1,0 +1,341 @@
+//! The engine thread.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use crossbeam_channel::{Receiver, Sender};
+use inflight_backend::{Backend, BackendError, OutputLayout, StepInputs, StepShape};
+use inflight_model::Decoder;
+use inflight_scheduler::{Batch, Scheduler, SequenceId, SequenceSpec};
+
+use crate::{
+    EngineConfig, EngineError, EngineHandle, EngineStats, FinishReason, RequestId, StepRecord,
+    TokenUpdate,
+    handle::{Command, Submission},
+    io_slot::{IoSlotId, IoSlots},
+    live_requests::{LiveRequest, LiveRequests},
+    runner::ModelRunner,
+    staging,
+    trace::TraceClock,
+};
+
+/// Sole owner of scheduler, IO slots and streams. Nothing is locked.
+pub struct Engine<B: Backend> {
+    backend: B,
+    config: EngineConfig,
+    inbox: Receiver<Command>,
+    draining: bool,
+    scheduler: Scheduler,
+    requests: LiveRequests,
+    runner: ModelRunner<B>,
+    streams: Streams<B>,
+    io: IoSlots<B>,
+    /// Launched and not yet collected, oldest first: at most two.
+    in_flight: VecDeque<InFlight>,
+    inputs: StepInputs,
+    outputs: OutputLayout,
+    clock: TraceClock<B>,
+    stats: Arc<EngineStats>,
+}
+
+/// The three streams. Events order them; the default stream is never used.
+struct Streams<B: Backend> {
+    h2d: B::Stream,
+    compute: B::Stream,
+    d2h: B::Stream,
+}
+
+/// A batch that the device has and the host has not collected.
+struct InFlight {
+    io: IoSlotId,
+    batch: Batch,
+    record: StepRecord,
+}
+
+impl<B: Backend> Engine<B> {
+    /// Allocates everything that steps need; nothing is allocated on the device later.
+    ///
+    /// # Errors
+    /// [`EngineError`] if the limits do not work together or memory does not suffice.
+    pub fn new(
+        backend: B,
+        decoder: Decoder<B>,
+        config: EngineConfig,
+    ) -> Result<(Self, EngineHandle), EngineError> {
+        let scheduler = Scheduler::new(config.scheduler())?;
+        let (commands, inbox) = crossbeam_channel::bounded(4 * config.max_outstanding + 16);
+        let stats = Arc::new(EngineStats::default());
+        let handle = EngineHandle {
+            commands,
+            limits: config.limits(decoder.config().vocab_size),
+            outstanding: Arc::new(AtomicUsize::new(0)),
+            max_outstanding: config.max_outstanding,
+            next_id: Arc::new(AtomicU64::new(0)),
+            stats: Arc::clone(&stats),
+        };
+        let streams = Streams {
+            h2d: backend.create_stream("h2d")?,
+            compute: backend.create_stream("compute")?,
+            d2h: backend.create_stream("d2h")?,
+        };
+        let engine = Self {
+            runner: ModelRunner::new(&backend, decoder, &config)?,
+            io: IoSlots::new(&backend, &config)?,
+            clock: TraceClock::start(&backend, &streams.compute)?,
+            outputs: OutputLayout { max_rows: config.max_num_seqs },
+            backend,
+            config,
+            inbox,
+            draining: false,
+            scheduler,
+            requests: LiveRequests::default(),
+            streams,
+            in_flight: VecDeque::with_capacity(2),
+            inputs: StepInputs::default(),
+            stats,
+        };
+        engine.publish_stats();
+        Ok((engine, handle))
+    }
+
+    /// Sends a record of every step to `records`. Never blocks: a full channel loses records.
+    pub fn trace_to(&mut self, records: Sender<StepRecord>) {
+        self.clock.send_to(records);
+    }
+
+    /// Serves until told to drain, or until every handle is gone.
+    ///
+    /// # Errors
+    /// [`EngineError::Backend`] if the device is lost. Every request has had its final message then.
+    pub fn run(mut self) -> Result<(), EngineError> {
+        let result = self.serve();
+        if let Err(error) = &result {
+            tracing::error!(%error, "the engine stops");
+            self.requests.finish_all(&FinishReason::Failed(error.to_string()));
+        }
+        result
+    }
+
+    fn serve(&mut self) -> Result<(), EngineError> {
+        loop {
+            if self.is_idle() {
+                if self.draining {
+                    return Ok(());
+                }
+                match self.inbox.recv() {
+                    Ok(command) => self.apply(command),
+                    Err(_) => return Ok(()),
+                }
+            }
+            self.step()?;
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.in_flight.is_empty()
+    }
+
+    /// One turn: while the device computes batch N, build and enqueue N+1, then collect N.
+    ///
+    /// ```text
+    /// host     admit  plan N+1  stage N+1     collect N    admit  plan N+2 ...
+    /// h2d                            [N+1]
+    /// compute  ------------ N -----------------|------------ N+1 ------------
+    /// d2h                                       [N]
+    /// ```
+    fn step(&mut self) -> Result<(), EngineError> {
+        let mut record = StepRecord::default();
+        record.admit = self.timed(Self::admit).1;
+        let (batch, plan) = self.timed(|engine| engine.scheduler.plan());
+        record.plan = plan;
+        let mut keep = 0; // nothing to overlap with: drain
+        if let Some(batch) = batch {
+            let flight = self.launch(batch, record)?;
+            self.in_flight.push_back(flight);
+            keep = usize::from(self.config.overlap); // overlap off: the same loop, depth one
+        } else {
+            let stuck = self.in_flight.is_empty() && !self.scheduler.is_idle();
+            assert!(!stuck, "the scheduler has work that it can never plan");
+        }
+        while self.in_flight.len() > keep {
+            let oldest = self.in_flight.pop_front().expect("length was just checked");
+            self.collect(oldest)?;
+        }
+        self.publish_stats();
+        Ok(())
+    }
+
+    /// Inbox to waiting queue, aborts; never blocks.
+    fn admit(&mut self) {
+        while let Ok(command) = self.inbox.try_recv() {
+            self.apply(command);
+        }
+    }
+
+    fn apply(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => self.accept(submission),
+            Command::Abort(RequestId(id)) => self.end(SequenceId(id), FinishReason::Aborted),
+            Command::Drain => self.draining = true,
+        }
+    }
+
+    fn accept(&mut self, submission: Submission) {
+        let id = SequenceId(submission.id.0);
+        let (spec, max_tokens) = submission.request.into_spec();
+        let sequence = SequenceSpec {
+            id,
+            prompt: spec.prompt,
+            max_tokens,
+            min_tokens: spec.min_tokens,
+            stop_token_ids: spec.stop_token_ids.clone(),
+        };
+        if let Err(error) = self.scheduler.add(sequence) {
+            return submission.client.finish(FinishReason::Failed(error.to_string()));
+        }
+        let request = LiveRequest {
+            client: submission.client,
+            sampling: spec.sampling,
+            min_tokens: spec.min_tokens,
+            stop_token_ids: spec.stop_token_ids,
+            output_row: None,
+        };
+        self.requests.insert(id, request);
+    }
+
+    /// Ends a sequence before its time, in any phase: what it holds is free at once, and what the
+    /// device still computes for it is dropped at collection.
+    fn end(&mut self, id: SequenceId, reason: FinishReason) {
+        self.scheduler.abort(id);
+        self.requests.finish(id, reason);
+    }
+
+    /// Stages in the free IO slot and enqueues h2d, compute and d2h. Returns without waiting.
+    fn launch(&mut self, batch: Batch, mut record: StepRecord) -> Result<InFlight, EngineError> {
+        let id = self.io.advance(); // free: the batch before the latest was collected
+        let (step, stage) = self.timed(|engine| engine.stage(id, &batch));
+        let (enqueued, launch) = self.timed(|engine| engine.enqueue(id, step));
+        enqueued?;
+        self.scheduler.advance(&batch); // lengths move now, token values in `collect`
+        record.batch = batch.number;
+        (record.num_rows, record.num_tokens) = (step.num_rows, step.num_tokens);
+        record.num_sampled = step.num_sampled;
+        (record.stage, record.launch) = (stage, launch);
+        let computed = step.num_tokens as u64;
+        self.stats.num_steps.fetch_add(1, Ordering::Relaxed);
+        self.stats.num_computed_tokens.fetch_add(computed, Ordering::Relaxed);
+        Ok(InFlight { io: id, batch, record })
+    }
+
+    fn stage(&mut self, id: IoSlotId, batch: &Batch) -> StepShape {
+        staging::stage(batch, &self.scheduler, &mut self.requests, &mut self.inputs);
+        let host_inputs = &mut self.io.get_mut(id).host_inputs;
+        self.backend.write_host(host_inputs, |words| self.inputs.pack(words))
+    }
+
+    fn enqueue(&self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {
+        let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
+        backend.record(&io.h2d.started, &streams.h2d)?;
+        let num_words = step.num_words();
+        backend.copy_to_device(&io.host_inputs, &io.device_inputs, num_words, &streams.h2d)?;
+        backend.record(&io.h2d.done, &streams.h2d)?;
+
+        backend.wait(&io.h2d.done, &streams.compute)?;
+        backend.record(&io.compute.started, &streams.compute)?;
+        let previous = self.io.before(id);
+        self.runner.carry_over_and_forward(backend, io, previous, step, &streams.compute)?;
+        self.runner.sample(backend, io, step, &streams.compute)?;
+        backend.record(&io.compute.done, &streams.compute)?;
+
+        backend.wait(&io.compute.done, &streams.d2h)?;
+        backend.record(&io.d2h.started, &streams.d2h)?;
+        let num_words = self.num_output_words();
+        backend.copy_to_host(&io.device_outputs, &io.host_outputs, num_words, &streams.d2h)?;
+        backend.record(&io.d2h.done, &streams.d2h)
+    }
+
+    /// Tokens and their logprobs always; the likeliest tokens only if some row asked for them.
+    fn num_output_words(&self) -> usize {
+        let asked = |row: &inflight_backend::SamplingRow| row.top_logprobs.is_some_and(|n| n > 0);
+        if self.inputs.sampling.iter().any(asked) {
+            self.outputs.num_words()
+        } else {
+            self.outputs.num_token_words()
+        }
+    }
+
+    /// The only place where the host waits for the device.
+    fn collect(&mut self, flight: InFlight) -> Result<(), EngineError> {
+        let InFlight { io, batch, mut record } = flight;
+        let wait = |engine: &mut Self| engine.backend.synchronize(&engine.io.get(io).d2h.done);
+        let (waited, blocked) = self.timed(wait);
+        waited?;
+        record.blocked = blocked;
+        record.collect = self.timed(|engine| engine.collect_rows(io, &batch)).1;
+        Ok(self.clock.send(&self.backend, self.io.get(io), record)?)
+    }
+
+    fn collect_rows(&mut self, io: IoSlotId, batch: &Batch) {
+        for (row, planned) in batch.sampled_rows().enumerate() {
+            let id = planned.id;
+            if !self.scheduler.has_sequence(id) {
+                continue; // a stray row of a sequence that ended, or was aborted
+            }
+            let update = self.read_update(io, row, id);
+            let Some(commit) = self.scheduler.commit(id, update.token) else { continue };
+            self.stats.num_generated_tokens.fetch_add(1, Ordering::Relaxed);
+            let delivered = self.requests.get_mut(id).client.send(update);
+            match (delivered, commit.finish) {
+                (Err(_), _) => self.end(id, FinishReason::Aborted),
+                (Ok(()), Some(reason)) => self.requests.finish(id, reason.into()),
+                (Ok(()), None) => {}
+            }
+        }
+    }
+
+    fn read_update(&mut self, io: IoSlotId, row: usize, id: SequenceId) -> TokenUpdate {
+        let at = self.outputs;
+        let asked = self.requests.get_mut(id).sampling.top_logprobs;
+        let num_top = asked.unwrap_or(0) as usize;
+        self.backend.read_host(&self.io.get(io).host_outputs, |words| {
+            let ids = &words[at.top_ids(row)][..num_top];
+            let logprobs = &words[at.top_logprobs(row)][..num_top];
+            let pairs = ids.iter().zip(logprobs).map(|(id, bits)| (*id, f32::from_bits(*bits)));
+            TokenUpdate {
+                token: words[at.token(row)],
+                logprob: asked.map(|_| f32::from_bits(words[at.logprob(row)])),
+                top_logprobs: pairs.collect(),
+            }
+        })
+    }
+
+    fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> (T, crate::Span) {
+        let start = self.clock.now();
+        let result = work(self);
+        (result, crate::Span { start, end: self.clock.now() })
+    }
+
+    fn publish_stats(&self) {
+        let (stats, scheduler) = (&self.stats, &self.scheduler);
+        let set = |cell: &AtomicUsize, value| cell.store(value, Ordering::Relaxed);
+        set(&stats.num_running, scheduler.num_running());
+        set(&stats.num_waiting, scheduler.num_waiting());
+        set(&stats.num_free_blocks, scheduler.num_free_blocks());
+        set(&stats.num_total_blocks, self.config.num_blocks);
+        stats.num_preemptions.store(scheduler.num_preemptions(), Ordering::Relaxed);
+    }
+}
+
+impl From<inflight_scheduler::FinishReason> for FinishReason {
+    fn from(reason: inflight_scheduler::FinishReason) -> Self {
+        match reason {
+            inflight_scheduler::FinishReason::Stop { token } => Self::Stop { token },
+            inflight_scheduler::FinishReason::Length => Self::Length,
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! What ends the engine, or keeps it from starting.
+
+use inflight_backend::BackendError;
+use inflight_scheduler::SchedulerError;
+
+/// An error of the engine. A bad request is not one: it is refused by
+/// [`RequestLimits::validate`](crate::RequestLimits::validate).
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The device failed; every request has been told.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The limits do not work together.
+    #[error(transparent)]
+    Scheduler(#[from] SchedulerError),
+}

@@ -1,0 +1,98 @@
+//! IO slots: two sets of staging buffers, used in turn.
+
+use inflight_backend::{Backend, BackendError, OutputLayout, StepCapacity};
+
+use crate::EngineConfig;
+
+/// Everything that moves between host and device for one batch.
+///
+/// ```text
+///   host_inputs ──h2d──► device_inputs ──compute──► device_outputs ──d2h──► host_outputs
+///                 h2d_done              compute_done                d2h_done
+/// ```
+///
+/// Invariant: a slot is restaged only after its last batch was collected.
+/// Invariant: inputs and outputs are separate buffers, since the next batch reads these outputs
+/// (carry-over) while these inputs are still being read.
+pub(crate) struct IoSlot<B: Backend> {
+    /// Packed as [`inflight_backend::step`] says; host.
+    pub(crate) host_inputs: B::HostBuffer,
+    /// The same words; device.
+    pub(crate) device_inputs: B::Buffer,
+    /// Laid out as [`OutputLayout`]; device.
+    pub(crate) device_outputs: B::Buffer,
+    /// The same words; host.
+    pub(crate) host_outputs: B::HostBuffer,
+    pub(crate) h2d: Interval<B>,
+    pub(crate) compute: Interval<B>,
+    pub(crate) d2h: Interval<B>,
+}
+
+/// Start and end of a slot's work on one stream. `done` orders streams; `started` is for traces.
+pub(crate) struct Interval<B: Backend> {
+    pub(crate) started: B::Event,
+    pub(crate) done: B::Event,
+}
+
+/// The two slots. While one is being filled the other's batch computes.
+pub(crate) struct IoSlots<B: Backend> {
+    slots: [IoSlot<B>; 2],
+    /// The slot that was staged last.
+    latest: usize,
+}
+
+/// Which of the two slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IoSlotId(usize);
+
+impl<B: Backend> IoSlots<B> {
+    pub(crate) fn new(backend: &B, config: &EngineConfig) -> Result<Self, BackendError> {
+        let (capacity, outputs) = (config.step_capacity(), OutputLayout { max_rows: config.max_num_seqs });
+        let new = || IoSlot::new(backend, capacity, outputs);
+        Ok(Self { slots: [new()?, new()?], latest: 1 })
+    }
+
+    /// Turns to the other slot. Its last batch must have been collected.
+    pub(crate) fn advance(&mut self) -> IoSlotId {
+        self.latest = 1 - self.latest;
+        IoSlotId(self.latest)
+    }
+
+    pub(crate) fn get(&self, id: IoSlotId) -> &IoSlot<B> {
+        &self.slots[id.0]
+    }
+
+    pub(crate) fn get_mut(&mut self, id: IoSlotId) -> &mut IoSlot<B> {
+        &mut self.slots[id.0]
+    }
+
+    /// The slot staged before `id`: its outputs are what `id` may carry over.
+    pub(crate) fn before(&self, id: IoSlotId) -> &IoSlot<B> {
+        &self.slots[1 - id.0]
+    }
+}
+
+impl<B: Backend> IoSlot<B> {
+    fn new(
+        backend: &B,
+        capacity: StepCapacity,
+        outputs: OutputLayout,
+    ) -> Result<Self, BackendError> {
+        let num_inputs = capacity.shape().num_words();
+        Ok(Self {
+            host_inputs: backend.alloc_host("host_inputs", num_inputs)?,
+            device_inputs: backend.alloc_words("device_inputs", num_inputs)?,
+            device_outputs: backend.alloc_words("device_outputs", outputs.num_words())?,
+            host_outputs: backend.alloc_host("host_outputs", outputs.num_words())?,
+            h2d: Interval::new(backend)?,
+            compute: Interval::new(backend)?,
+            d2h: Interval::new(backend)?,
+        })
+    }
+}
+
+impl<B: Backend> Interval<B> {
+    fn new(backend: &B) -> Result<Self, BackendError> {
+        Ok(Self { started: backend.create_event()?, done: backend.create_event()? })
+    }
+}

@@ -1,0 +1,101 @@
+//! Staging: a planned batch as the words that the device reads.
+
+use inflight_backend::{RowState, SamplingRow, StepInputs};
+use inflight_scheduler::{Batch, Row, RowInputs, Scheduler};
+
+use crate::live_requests::{LiveRequest, LiveRequests};
+
+/// Fills `inputs` with `batch`. To be called before the scheduler's `advance`, which may take the
+/// blocks of a sequence that ends with this batch.
+///
+/// Carry-over: a decode row whose token is still in flight gets the row of the previous batch's
+/// outputs that the device must read it from.
+pub(crate) fn stage(
+    batch: &Batch,
+    scheduler: &Scheduler,
+    requests: &mut LiveRequests,
+    inputs: &mut StepInputs,
+) {
+    inputs.clear();
+    for row in &batch.rows {
+        let request = requests.get_mut(row.id);
+        stage_tokens(row, scheduler, request, inputs);
+        stage_row(row, scheduler, request, inputs);
+        if row.samples {
+            stage_sampling(row, request, inputs);
+        }
+    }
+}
+
+/// Token ids, positions and places in the KV cache: one entry per token.
+fn stage_tokens(
+    row: &Row,
+    scheduler: &Scheduler,
+    request: &LiveRequest,
+    inputs: &mut StepInputs,
+) {
+    match row.inputs {
+        RowInputs::Known => {
+            let tokens = &scheduler.tokens(row.id)[row.start..row.context_len];
+            inputs.token_ids.extend_from_slice(tokens);
+            inputs.carry_over.extend(std::iter::repeat_n(-1, row.len));
+        }
+        RowInputs::Pending => {
+            let carried = request.output_row.expect("a pending token has a row that yields it");
+            inputs.token_ids.push(0);
+            inputs.carry_over.push(i32::try_from(carried).expect("rows are few"));
+        }
+    }
+    let table = scheduler.block_table(row.id);
+    for position in row.start..row.context_len {
+        inputs.positions.push(to_word(position));
+        inputs.slot_mapping.push(table.slot(position));
+    }
+}
+
+/// Bounds, block table and sampling state: one entry per row.
+fn stage_row(row: &Row, scheduler: &Scheduler, request: &LiveRequest, inputs: &mut StepInputs) {
+    inputs.row_starts.push(to_word(inputs.token_ids.len()));
+    inputs.context_lens.push(to_word(row.context_len));
+    let table = scheduler.block_table(row.id);
+    let num_blocks = row.context_len.div_ceil(table.block_size());
+    inputs.blocks.extend(table.blocks()[..num_blocks].iter().map(|block| block.0));
+    inputs.block_starts.push(to_word(inputs.blocks.len()));
+    inputs.row_states.push(RowState {
+        state_slot: request.sampling.needs_token_counts().then_some(row.state_slot.0),
+        prompt_len: to_word(row.prompt_len),
+        fresh: row.fresh,
+    });
+}
+
+/// How the row's token is drawn: one entry per sampled row.
+fn stage_sampling(row: &Row, request: &mut LiveRequest, inputs: &mut StepInputs) {
+    request.output_row = Some(inputs.sample_indices.len());
+    inputs.sample_indices.push(to_word(inputs.token_ids.len() - 1));
+    let params = &request.sampling;
+    let bias_start = inputs.bias.len();
+    inputs.bias.extend_from_slice(&params.logit_bias);
+    if row.context_len - row.prompt_len < request.min_tokens {
+        let banned = request.stop_token_ids.iter().map(|&id| (id, f32::NEG_INFINITY));
+        inputs.bias.extend(banned);
+    }
+    inputs.sampling.push(SamplingRow {
+        state_slot: params.needs_token_counts().then_some(row.state_slot.0),
+        temperature: params.temperature,
+        top_k: params.top_k,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        repetition_penalty: params.repetition_penalty,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        seed: params.seed,
+        position: to_word(row.context_len),
+        top_logprobs: params.top_logprobs,
+        bias_start: to_word(bias_start),
+        bias_len: to_word(inputs.bias.len() - bias_start),
+    });
+}
+
+fn to_word(value: usize) -> u32 {
+    u32::try_from(value).expect("positions, tokens and blocks of a batch fit 32 bits")
+}

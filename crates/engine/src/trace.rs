@@ -1,0 +1,98 @@
+//! What happened in each step and when: for timelines, and for finding bubbles.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, TrySendError};
+use inflight_backend::{Backend, BackendError};
+
+use crate::io_slot::{Interval, IoSlot};
+
+/// A stretch of time since the engine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Begin.
+    pub start: Duration,
+    /// End.
+    pub end: Duration,
+}
+
+/// One step: what it ran, what the host did for it and when the device did its part.
+///
+/// ```text
+/// host     admit plan stage launch              blocked collect
+/// h2d                       [    ]
+/// compute                         [            ]
+/// d2h                                           [ ]
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct StepRecord {
+    /// Counts the engine's batches, from 1.
+    pub batch: u64,
+    pub num_rows: usize,
+    pub num_tokens: usize,
+    pub num_sampled: usize,
+    pub admit: Span,
+    pub plan: Span,
+    pub stage: Span,
+    pub launch: Span,
+    /// The host waits for `d2h_done`: the only place where it waits for the device.
+    pub blocked: Span,
+    pub collect: Span,
+    pub h2d: Span,
+    pub compute: Span,
+    pub d2h: Span,
+}
+
+/// Measures host time since the engine started, and places device time beside it.
+pub(crate) struct TraceClock<B: Backend> {
+    origin: Instant,
+    /// Happened at `origin`.
+    origin_event: B::Event,
+    records: Option<Sender<StepRecord>>,
+}
+
+impl<B: Backend> TraceClock<B> {
+    /// Starts the clock: `stream` must be idle.
+    pub(crate) fn start(backend: &B, stream: &B::Stream) -> Result<Self, BackendError> {
+        let origin_event = backend.create_event()?;
+        backend.record(&origin_event, stream)?;
+        backend.synchronize(&origin_event)?;
+        Ok(Self { origin: Instant::now(), origin_event, records: None })
+    }
+
+    /// Sends every step's record to `records`; one that is full loses records.
+    pub(crate) fn send_to(&mut self, records: Sender<StepRecord>) {
+        self.records = Some(records);
+    }
+
+    /// Time since the engine started.
+    pub(crate) fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    /// Completes `record` with the device's times and sends it. The slot's batch must have been
+    /// collected.
+    pub(crate) fn send(
+        &mut self,
+        backend: &B,
+        io: &IoSlot<B>,
+        mut record: StepRecord,
+    ) -> Result<(), BackendError> {
+        let Some(records) = &self.records else { return Ok(()) };
+        record.h2d = self.device_span(backend, &io.h2d)?;
+        record.compute = self.device_span(backend, &io.compute)?;
+        record.d2h = self.device_span(backend, &io.d2h)?;
+        if let Err(TrySendError::Disconnected(_)) = records.try_send(record) {
+            self.records = None;
+        }
+        Ok(())
+    }
+
+    fn device_span(&self, backend: &B, interval: &Interval<B>) -> Result<Span, BackendError> {
+        Ok(Span {
+            start: backend.elapsed(&self.origin_event, &interval.started)?,
+            end: backend.elapsed(&self.origin_event, &interval.done)?,
+        })
+    }
+}
