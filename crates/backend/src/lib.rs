@@ -14,12 +14,13 @@ mod dtype;
 mod error;
 mod mapped_file;
 pub mod ops;
+pub mod philox;
 pub mod quant;
 pub mod step;
 mod sync;
 mod tensor;
 
-pub use cpu::{CpuBackend, CpuConfig};
+pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
 pub use dtype::Dtype;
 pub use error::BackendError;
 pub use mapped_file::MappedFile;

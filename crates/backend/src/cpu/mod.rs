@@ -6,16 +6,19 @@
 //! Invariant: a row's arithmetic never depends on the other rows of its batch, so that a sequence's
 //! tokens do not depend on its neighbours, on chunking or on preemption.
 
+mod attention_ops;
+mod backend;
 mod buffer;
 mod event;
+mod kernels;
+mod matmul;
+mod pool;
+mod simd;
 mod stream;
 
+pub use backend::{CpuBackend, CpuConfig, CpuHostBuffer};
 pub use buffer::CpuBuffer;
 pub use event::CpuEvent;
+pub use matmul::{PackedMatrix, WeightPrecision};
+pub use simd::SimdLevel;
 pub use stream::CpuStream;
-
-/// Placeholder while the module is being written.
-#[derive(Clone)]
-pub struct CpuBackend;
-/// Placeholder while the module is being written.
-pub struct CpuConfig;

@@ -1,0 +1,1 @@
+//! Sampling as a whole.
