@@ -1,7 +1,7 @@
 //! Activations times weights: `out = x W^T`, for one row of activations or hundreds.
 //!
 //! [`format`]: how panels of 16 weight rows are stored. [`packed`]: matrices as panels. [`activations`]:
-//! rows of activations in blocks. [`tile`]: what a kernel does. [`plain`], [`avx2`], [`avx512`]: the
+//! rows of activations in blocks, [`quantise`]d. [`tile`]: what a kernel does. [`plain`], [`avx2`], [`avx512`]: the
 //! kernels. [`kernels`]: which of them runs.
 //!
 //! ```text
@@ -20,17 +20,20 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(test)]
+mod bench;
 mod format;
 mod grid;
 mod kernels;
 mod memory;
 mod packed;
 mod plain;
+mod quantise;
 #[cfg(test)]
 mod tests;
 mod tile;
 
-pub(crate) use packed::{PackedMatrix, WeightPrecision};
+pub use packed::{PackedMatrix, WeightPrecision};
 
 use super::{
     pool::{SharedMut, ThreadPool},
@@ -73,7 +76,7 @@ impl MatmulScratch {
     /// If this processor lacks them.
     pub(crate) fn with_level(level: SimdLevel) -> Self {
         assert!(level.is_available(), "this processor has no {level:?}");
-        let [plain, groups_of_16, groups_of_32] = std::array::from_fn(|_| Activations::default());
+        let [plain, groups_of_16, groups_of_32] = std::array::from_fn(|_| Activations::new(level));
         Self { level, plain, groups_of_16, groups_of_32 }
     }
 

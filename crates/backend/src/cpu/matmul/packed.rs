@@ -14,7 +14,7 @@ use crate::{
 
 /// What weights are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WeightPrecision {
+pub enum WeightPrecision {
     /// As stored; quantised weights meet activations quantised to 8 bits.
     Native,
     /// Expanded to f32, which costs memory and time: the reference for exactness.
@@ -22,7 +22,7 @@ pub(crate) enum WeightPrecision {
 }
 
 /// A matrix of one or more tensors stacked along their rows, as panels.
-pub(crate) struct PackedMatrix {
+pub struct PackedMatrix {
     rows: usize,
     cols: usize,
     segments: Vec<Segment>,

@@ -1,0 +1,414 @@
+//! The CPU's [`Backend`]: every operator leases its buffers on the stream's thread and calls a
+//! kernel on plain slices.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use half::{bf16, f16};
+
+use super::{
+    attention_ops::{AttentionOperands, RopeOperands},
+    buffer::CpuBuffer,
+    event::CpuEvent,
+    kernels::{self, Cores},
+    matmul::{self, MatmulArgs, MatmulScratch, PackedMatrix, WeightPrecision},
+    pool::ThreadPool,
+    simd::SimdLevel,
+    stream::{CpuStream, Fault},
+};
+use crate::{
+    Backend, BackendError, DeviceBatch, Dtype, HostTensor, OutputLayout, StepShape,
+    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    sync::Arc,
+};
+
+/// How the CPU backend computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads that compute, the compute stream's own among them.
+    pub num_threads: usize,
+    /// Element type of the KV cache: F32, F16 or BF16.
+    pub kv_dtype: Dtype,
+    /// Whether weights keep their stored type or become f32.
+    pub weights: WeightPrecision,
+    /// Most capable instructions to use.
+    pub simd: SimdLevel,
+}
+
+/// The CPU as a device. Cloning gives another handle to the same device.
+#[derive(Clone)]
+pub struct CpuBackend {
+    device: Arc<Device>,
+}
+
+struct Device {
+    config: CpuConfig,
+    pool: ThreadPool,
+    /// Only the compute stream takes it, so the lock is never contended.
+    matmul_scratch: Mutex<MatmulScratch>,
+    fault: Fault,
+}
+
+/// Host memory for copies.
+pub struct CpuHostBuffer(CpuBuffer);
+
+impl CpuBackend {
+    /// A CPU device.
+    ///
+    /// # Errors
+    /// If the KV cache's type is quantised, the processor lacks `simd`, or threads cannot be made.
+    pub fn new(config: CpuConfig) -> Result<Self, BackendError> {
+        if !matches!(config.kv_dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            let message = format!("the CPU backend has no KV cache of type {}", config.kv_dtype);
+            return Err(BackendError::Unsupported(message));
+        }
+        if !config.simd.is_available() {
+            let message = format!("this processor lacks {:?} instructions", config.simd);
+            return Err(BackendError::Unsupported(message));
+        }
+        let pool = ThreadPool::new(config.num_threads)?;
+        let matmul_scratch = Mutex::new(MatmulScratch::with_level(config.simd));
+        let device = Device { config, pool, matmul_scratch, fault: Fault::default() };
+        Ok(Self { device: Arc::new(device) })
+    }
+
+    /// Enqueues an operator.
+    fn enqueue(
+        &self,
+        stream: &CpuStream,
+        operator: impl FnOnce(&Device) + Send + 'static,
+    ) -> Result<(), BackendError> {
+        let device = Arc::clone(&self.device);
+        stream.run(move || operator(&device));
+        Ok(())
+    }
+}
+
+impl CpuConfig {
+    /// All of this machine's cores, weights as stored and a KV cache in f16.
+    pub fn detect() -> Self {
+        let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            num_threads,
+            kv_dtype: Dtype::F16,
+            weights: WeightPrecision::Native,
+            simd: SimdLevel::detect(),
+        }
+    }
+}
+
+impl Device {
+    fn cores(&self) -> Cores<'_> {
+        Cores { pool: &self.pool, simd: self.config.simd }
+    }
+}
+
+/// Runs `operands` for the KV cache's element type.
+macro_rules! with_kv_type {
+    ($device:expr, $operands:ident.run()) => {
+        match $device.config.kv_dtype {
+            Dtype::F32 => $operands.run::<f32>($device.cores()),
+            Dtype::BF16 => $operands.run::<bf16>($device.cores()),
+            _ => $operands.run::<f16>($device.cores()),
+        }
+    };
+}
+
+impl Backend for CpuBackend {
+    type Buffer = CpuBuffer;
+    type HostBuffer = CpuHostBuffer;
+    type Matrix = Arc<PackedMatrix>;
+    type Embedding = Arc<HostTensor>;
+    type Stream = CpuStream;
+    type Event = CpuEvent;
+
+    fn description(&self) -> String {
+        let CpuConfig { num_threads, simd, .. } = &self.device.config;
+        format!("CPU, {num_threads} threads, {simd:?}")
+    }
+
+    fn kv_dtype(&self) -> Dtype {
+        self.device.config.kv_dtype
+    }
+
+    fn alloc_activations(&self, label: &'static str, len: usize) -> Allocated {
+        CpuBuffer::zeroed(label, len * size_of::<f32>())
+    }
+
+    fn alloc_words(&self, label: &'static str, len: usize) -> Allocated {
+        CpuBuffer::zeroed(label, len * size_of::<u32>())
+    }
+
+    fn alloc_kv(&self, label: &'static str, len: usize) -> Allocated {
+        CpuBuffer::zeroed(label, len * self.kv_dtype().block_bytes())
+    }
+
+    fn alloc_host(&self, label: &'static str, len: usize) -> Result<CpuHostBuffer, BackendError> {
+        CpuBuffer::zeroed(label, len * size_of::<u32>()).map(CpuHostBuffer)
+    }
+
+    fn load_matrix(&self, parts: &[HostTensor]) -> Result<Self::Matrix, BackendError> {
+        let Device { pool, config, .. } = &*self.device;
+        PackedMatrix::pack(pool, parts, config.weights).map(Arc::new)
+    }
+
+    fn load_embedding(&self, table: &HostTensor) -> Result<Self::Embedding, BackendError> {
+        if table.shape.len() != 2 {
+            return Err(table.error("an embedding has two dimensions"));
+        }
+        Ok(Arc::new(table.clone()))
+    }
+
+    fn load_vector(&self, parts: &[HostTensor]) -> Allocated {
+        let values: Vec<f32> = parts.iter().flat_map(HostTensor::to_f32).collect();
+        let buffer = self.alloc_activations("vector", values.len())?;
+        buffer.write::<f32>()[..values.len()].copy_from_slice(&values);
+        Ok(buffer)
+    }
+
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize {
+        matrix.bytes()
+    }
+
+    fn write_host<R>(&self, host: &mut CpuHostBuffer, write: impl FnOnce(&mut [u32]) -> R) -> R {
+        write(&mut host.0.write::<u32>())
+    }
+
+    fn read_host<R>(&self, host: &CpuHostBuffer, read: impl FnOnce(&[u32]) -> R) -> R {
+        read(&host.0.read::<u32>())
+    }
+
+    fn create_stream(&self, name: &'static str) -> Result<CpuStream, BackendError> {
+        CpuStream::spawn(name, self.device.fault.clone())
+    }
+
+    fn create_event(&self) -> Result<CpuEvent, BackendError> {
+        Ok(CpuEvent::default())
+    }
+
+    fn record(&self, event: &CpuEvent, stream: &CpuStream) -> Result<(), BackendError> {
+        stream.record(event);
+        Ok(())
+    }
+
+    fn wait(&self, event: &CpuEvent, stream: &CpuStream) -> Result<(), BackendError> {
+        stream.wait(event);
+        Ok(())
+    }
+
+    fn synchronize(&self, event: &CpuEvent) -> Result<(), BackendError> {
+        event.block_until(event.latest());
+        self.device.fault.check()
+    }
+
+    fn elapsed(&self, earlier: &CpuEvent, later: &CpuEvent) -> Result<Duration, BackendError> {
+        Ok(earlier.elapsed_to(later))
+    }
+
+    fn copy_to_device(
+        &self,
+        src: &CpuHostBuffer,
+        dst: &CpuBuffer,
+        num_words: usize,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        self.copy(&src.0, dst, num_words, stream)
+    }
+
+    fn copy_to_host(
+        &self,
+        src: &CpuBuffer,
+        dst: &CpuHostBuffer,
+        num_words: usize,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        self.copy(src, &dst.0, num_words, stream)
+    }
+
+    fn unpack(
+        &self,
+        packed: &CpuBuffer,
+        previous: &CpuBuffer,
+        shape: StepShape,
+        batch: &DeviceBatch<Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let (packed, previous, batch) = (packed.clone(), previous.clone(), batch.clone());
+        self.enqueue(stream, move |_| {
+            let batch = kernels::BatchMut {
+                token_ids: &mut batch.token_ids.write(),
+                positions: &mut batch.positions.write(),
+                slot_mapping: &mut batch.slot_mapping.write(),
+                row_starts: &mut batch.row_starts.write(),
+                context_lens: &mut batch.context_lens.write(),
+                block_starts: &mut batch.block_starts.write(),
+                row_states: &mut batch.row_states.write(),
+                blocks: &mut batch.blocks.write(),
+                sample_indices: &mut batch.sample_indices.write(),
+                sampling: &mut batch.sampling.write(),
+                bias_ids: &mut batch.bias_ids.write(),
+                bias_values: &mut batch.bias_values.write(),
+            };
+            kernels::unpack(&packed.read(), &previous.read(), shape, batch);
+        })
+    }
+
+    fn track_tokens(
+        &self,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        state: &SamplingState<Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let (batch, state) = (batch.clone(), state.clone());
+        self.enqueue(stream, move |_| {
+            kernels::track_tokens(kernels::TrackTokens {
+                token_ids: &batch.token_ids.read(),
+                positions: &batch.positions.read(),
+                row_starts: &batch.row_starts.read(),
+                row_states: &batch.row_states.read(),
+                token_counts: &mut state.token_counts.write(),
+                num_rows: shape.num_rows,
+                vocab_size: state.vocab_size,
+            });
+        })
+    }
+
+    fn embed(
+        &self,
+        table: &Self::Embedding,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        out: &CpuBuffer,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let (table, tokens, out) = (Arc::clone(table), batch.token_ids.clone(), out.clone());
+        self.enqueue(stream, move |device| {
+            let tokens = &tokens.read()[..shape.num_tokens];
+            kernels::embed(device.cores(), &table, tokens, &mut out.write());
+        })
+    }
+
+    fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &CpuStream) -> Result<(), BackendError> {
+        let RmsNorm { num_rows, len, eps, .. } = args;
+        let (x, weight, out) = (args.x.clone(), args.weight.clone(), args.out.clone());
+        self.enqueue(stream, move |device| {
+            let (x, weight, out) = (&x.read(), &weight.read(), &mut out.write());
+            kernels::rms_norm(
+                device.cores(),
+                kernels::RmsNorm { x, weight, out, num_rows, len, eps },
+            );
+        })
+    }
+
+    fn matmul(&self, args: Matmul<'_, Self>, stream: &CpuStream) -> Result<(), BackendError> {
+        let Matmul { num_rows, accumulate, .. } = args;
+        let (x, weight, out) = (args.x.clone(), Arc::clone(args.weight), args.out.clone());
+        let bias = args.bias.cloned();
+        self.enqueue(stream, move |device| {
+            let bias = bias.as_ref().map(CpuBuffer::read);
+            let args = MatmulArgs {
+                x: &x.read(),
+                weight: &weight,
+                bias: bias.as_deref(),
+                out: &mut out.write(),
+                num_rows,
+                accumulate,
+            };
+            let scratch = device.matmul_scratch.lock();
+            let mut scratch = scratch.unwrap_or_else(PoisonError::into_inner);
+            matmul::matmul(&device.pool, args, &mut scratch);
+        })
+    }
+
+    fn rope_and_cache(
+        &self,
+        args: RopeAndCache<'_, Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let operands = RopeOperands::new(&args);
+        self.enqueue(stream, move |device| {
+            with_kv_type!(device, operands.run());
+        })
+    }
+
+    fn attention(&self, args: Attention<'_, Self>, stream: &CpuStream) -> Result<(), BackendError> {
+        let operands = AttentionOperands::new(&args);
+        self.enqueue(stream, move |device| {
+            with_kv_type!(device, operands.run());
+        })
+    }
+
+    fn silu_and_mul(
+        &self,
+        gate_up: &CpuBuffer,
+        out: &CpuBuffer,
+        num_rows: usize,
+        len: usize,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let (gate_up, out) = (gate_up.clone(), out.clone());
+        self.enqueue(stream, move |device| {
+            let (gate_up, out) = (&gate_up.read(), &mut out.write());
+            let args = kernels::SiluAndMul { gate_up, out, num_rows, len };
+            kernels::silu_and_mul(device.cores(), args);
+        })
+    }
+
+    fn gather_sampled(
+        &self,
+        x: &CpuBuffer,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        len: usize,
+        out: &CpuBuffer,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let (x, indices, out) = (x.clone(), batch.sample_indices.clone(), out.clone());
+        self.enqueue(stream, move |device| {
+            let sample_indices = &indices.read()[..shape.num_sampled];
+            let (x, out) = (&x.read(), &mut out.write());
+            let args = kernels::GatherSampled { x, sample_indices, out, len };
+            kernels::gather_sampled(device.cores(), args);
+        })
+    }
+
+    fn sample(&self, args: Sample<'_, Self>, stream: &CpuStream) -> Result<(), BackendError> {
+        let (logits, outputs) = (args.logits.clone(), args.outputs.clone());
+        let (state, batch) = (args.state.clone(), args.batch.clone());
+        let (num_sampled, max_rows) = (args.step.num_sampled, args.max_rows);
+        self.enqueue(stream, move |device| {
+            let args = kernels::Sample {
+                logits: &logits.read(),
+                token_counts: &state.token_counts.read(),
+                sampling: &batch.sampling.read(),
+                bias_ids: &batch.bias_ids.read(),
+                bias_values: &batch.bias_values.read(),
+                outputs: &mut outputs.write(),
+                layout: OutputLayout { max_rows },
+                num_sampled,
+                vocab_size: state.vocab_size,
+            };
+            kernels::sample(device.cores(), args);
+        })
+    }
+}
+
+type Allocated = Result<CpuBuffer, BackendError>;
+
+impl CpuBackend {
+    fn copy(
+        &self,
+        src: &CpuBuffer,
+        dst: &CpuBuffer,
+        num_words: usize,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let (src, dst) = (src.clone(), dst.clone());
+        self.enqueue(stream, move |_| {
+            dst.write::<u32>()[..num_words].copy_from_slice(&src.read::<u32>()[..num_words]);
+        })
+    }
+}
