@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate and uses a part")]
 
+pub mod reference;
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,0 +1,93 @@
+//! Small random models of every family: logits must be those of transformers.
+//!
+//! The folders and the format of `expected.json` are described in `fixtures/README.md`.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use inflight_backend::Backend;
+use inflight_model::{Decoder, ModelFiles, eval::all_logits};
+use serde::Deserialize;
+use support::reference::Reference;
+
+/// Of the largest |logit|: what the order of f32 sums can change, many times over.
+const TOLERANCE: f32 = 1e-3;
+
+#[derive(Deserialize)]
+struct Expected {
+    sequences: Vec<Sequence>,
+}
+
+#[derive(Deserialize)]
+struct Sequence {
+    input_ids: Vec<u32>,
+    argmax: Vec<u32>,
+    margin: Vec<f32>,
+    last_logits: Vec<Vec<f32>>,
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// Checks the model at `path`, whose `expected.json` lies in `folder`.
+fn check(backend: &impl Backend, folder: &str, path: &Path) {
+    let expected = std::fs::read(fixture(folder).join("expected.json")).unwrap();
+    let expected: Expected = serde_json::from_slice(&expected).unwrap();
+    let ModelFiles { config, weights, .. } = ModelFiles::open(path).unwrap();
+    let decoder = Decoder::load(backend, &config, &weights, 128, &mut |_| {}).unwrap();
+    for sequence in &expected.sequences {
+        for chunk in [sequence.input_ids.len(), 16, 7] {
+            let logits = all_logits(backend, &decoder, &sequence.input_ids, chunk).unwrap();
+            let what = format!("{}, {} tokens, chunk {chunk}", path.display(), logits.len());
+            check_logits(&what, &logits, sequence, config.vocab_size);
+        }
+    }
+}
+
+fn check_logits(what: &str, logits: &[f32], expected: &Sequence, vocab_size: usize) {
+    let rows: Vec<&[f32]> = logits.chunks_exact(vocab_size).collect();
+    assert_eq!(rows.len(), expected.input_ids.len(), "{what}");
+    let largest = expected.last_logits.iter().flatten().fold(0f32, |max, x| max.max(x.abs()));
+    let last_rows = &rows[rows.len() - expected.last_logits.len()..];
+    for (row, expected) in last_rows.iter().zip(&expected.last_logits) {
+        for (id, (logit, expected)) in row.iter().zip(expected).enumerate() {
+            let difference = (logit - expected).abs();
+            assert!(
+                difference <= TOLERANCE * largest,
+                "{what}: logit {id} is {logit} instead of {expected}"
+            );
+        }
+    }
+    for (position, row) in rows.iter().enumerate() {
+        if expected.margin[position] > TOLERANCE * largest {
+            let best = (0..vocab_size).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+            assert_eq!(best as u32, expected.argmax[position], "{what}: position {position}");
+        }
+    }
+}
+
+/// One test for each folder and each GGUF file in it.
+macro_rules! families {
+    ($($name:ident: $folder:literal, $path:literal;)*) => {$(
+        mod $name {
+            #[test]
+            fn reference() {
+                super::check(&super::Reference, $folder, &super::fixture($path));
+            }
+        }
+    )*};
+}
+
+families! {
+    llama3: "llama3", "llama3";
+    llama3_gguf: "llama3", "llama3/model.gguf";
+    llama_tied: "llama_tied", "llama_tied";
+    llama_linear: "llama_linear", "llama_linear";
+    llama_yarn: "llama_yarn", "llama_yarn";
+    mistral: "mistral", "mistral";
+    qwen2: "qwen2", "qwen2";
+    qwen3: "qwen3", "qwen3";
+    qwen3_gguf: "qwen3", "qwen3/model.gguf";
+}
