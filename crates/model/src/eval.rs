@@ -1,7 +1,7 @@
 //! One sequence through a decoder, without an engine: for comparing logits and measuring perplexity.
 
 use inflight_backend::{
-    Backend, BackendError, DeviceBatch, RowState, SamplingRow, StepCapacity, StepInputs,
+    Backend, BackendError, DeviceBatch, KvLayer, RowState, SamplingRow, StepCapacity, StepInputs,
 };
 
 use crate::{Decoder, ForwardInputs, Scratch, kv_layers};
@@ -10,27 +10,49 @@ const BLOCK_SIZE: usize = 16;
 
 /// Logits after each of `tokens`, computed `chunk` tokens at a time.
 ///
-/// Uses streams, buffers and a KV cache of its own. The backend's activations must be f32.
-///
 /// # Shapes
 /// The result is `[tokens.len(), vocab_size]`.
 ///
 /// # Errors
-/// [`BackendError`] of the allocations or operators.
+/// As [`logits_from`].
 ///
 /// # Panics
-/// If `chunk` is 0.
+/// As [`logits_from`].
 pub fn all_logits<B: Backend>(
     backend: &B,
     decoder: &Decoder<B>,
     tokens: &[u32],
     chunk: usize,
 ) -> Result<Vec<f32>, BackendError> {
+    logits_from(backend, decoder, tokens, 0, chunk)
+}
+
+/// Logits after each of `tokens` from position `first` on, computed `chunk` tokens at a time.
+///
+/// Uses a stream, buffers and a KV cache of its own. The backend's activations must be f32.
+///
+/// # Shapes
+/// The result is `[tokens.len() - first, vocab_size]`.
+///
+/// # Errors
+/// [`BackendError`] of the allocations or operators.
+///
+/// # Panics
+/// If `chunk` is 0, or there are more tokens than the decoder was loaded for.
+pub fn logits_from<B: Backend>(
+    backend: &B,
+    decoder: &Decoder<B>,
+    tokens: &[u32],
+    first: usize,
+    chunk: usize,
+) -> Result<Vec<f32>, BackendError> {
     assert!(chunk > 0, "a chunk has at least one token");
+    assert!(tokens.len() <= decoder.max_model_len(), "more tokens than positions");
     let mut runner = Runner::new(backend, decoder, tokens.len(), chunk.min(tokens.len().max(1)))?;
-    let mut logits = Vec::with_capacity(tokens.len() * decoder.config().vocab_size);
+    let num_logits = tokens.len().saturating_sub(first) * decoder.config().vocab_size;
+    let mut logits = Vec::with_capacity(num_logits);
     for (i, chunk_tokens) in tokens.chunks(chunk).enumerate() {
-        runner.step(chunk_tokens, i * chunk, &mut logits)?;
+        runner.step(chunk_tokens, i * chunk, first, &mut logits)?;
     }
     Ok(logits)
 }
@@ -39,7 +61,7 @@ pub fn all_logits<B: Backend>(
 struct Runner<'a, B: Backend> {
     backend: &'a B,
     decoder: &'a Decoder<B>,
-    kv: Vec<inflight_backend::KvLayer<B>>,
+    kv: Vec<KvLayer<B>>,
     scratch: Scratch<B>,
     batch: DeviceBatch<B>,
     inputs: StepInputs,
@@ -79,14 +101,16 @@ impl<'a, B: Backend> Runner<'a, B> {
         })
     }
 
-    /// Runs `tokens`, the first of which is at position `start`, and appends their logits.
+    /// Runs `tokens`, the first of which is at position `start`, and appends the logits of those
+    /// from position `first` on.
     fn step(
         &mut self,
         tokens: &[u32],
         start: usize,
+        first: usize,
         logits: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
-        stage(&mut self.inputs, tokens, start);
+        stage(&mut self.inputs, tokens, start, first);
         let (inputs, backend, stream) = (&self.inputs, self.backend, &self.stream);
         let step = backend.write_host(&mut self.host_inputs, |words| inputs.pack(words));
         backend.copy_to_device(&self.host_inputs, &self.packed, step.num_words(), stream)?;
@@ -99,7 +123,7 @@ impl<'a, B: Backend> Runner<'a, B> {
             block_size: BLOCK_SIZE,
         };
         self.decoder.forward(backend, forward, stream)?;
-        let num_words = tokens.len() * self.decoder.config().vocab_size;
+        let num_words = step.num_sampled * self.decoder.config().vocab_size;
         backend.copy_to_host(self.scratch.logits(), &self.host_logits, num_words, stream)?;
         backend.record(&self.done, stream)?;
         backend.synchronize(&self.done)?;
@@ -110,10 +134,11 @@ impl<'a, B: Backend> Runner<'a, B> {
     }
 }
 
-/// One row whose block table is the blocks in order, every token of it sampled.
-fn stage(inputs: &mut StepInputs, tokens: &[u32], start: usize) {
+/// One row whose block table is the blocks in order; tokens from position `first` on are sampled.
+fn stage(inputs: &mut StepInputs, tokens: &[u32], start: usize, first: usize) {
     let end = start + tokens.len();
-    let word = |value: usize| u32::try_from(value).expect("sequences are short here");
+    let sampled = first.clamp(start, end) - start..tokens.len();
+    let word = |value: usize| u32::try_from(value).expect("positions fit a decoder's table");
     inputs.clear();
     inputs.token_ids.extend(tokens);
     inputs.carry_over.extend(tokens.iter().map(|_| -1));
@@ -124,6 +149,6 @@ fn stage(inputs: &mut StepInputs, tokens: &[u32], start: usize) {
     inputs.blocks.extend((0..end.div_ceil(BLOCK_SIZE)).map(word));
     inputs.block_starts.push(word(inputs.blocks.len()));
     inputs.row_states.push(RowState { state_slot: None, prompt_len: word(end), fresh: false });
-    inputs.sample_indices.extend((0..tokens.len()).map(word));
-    inputs.sampling.extend(tokens.iter().map(|_| SamplingRow::GREEDY));
+    inputs.sampling.extend(sampled.clone().map(|_| SamplingRow::GREEDY));
+    inputs.sample_indices.extend(sampled.map(word));
 }

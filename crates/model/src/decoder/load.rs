@@ -54,7 +54,8 @@ impl<B: Backend> Decoder<B> {
         let output = Linear { weight: backend.load_matrix(&[output])?, bias: None };
         let rotary_table = backend.load_vector(&[rotary_table(&config.rope, max_model_len)])?;
         advance();
-        Ok(Self { config: config.clone(), embedding, layers, norm, output, rotary_table })
+        let config = config.clone();
+        Ok(Self { config, embedding, layers, norm, output, rotary_table, max_model_len })
     }
 }
 

@@ -38,6 +38,7 @@ pub struct Decoder<B: Backend> {
     output: Linear<B>,
     /// `[max_model_len, rotary_dim]`.
     rotary_table: B::Buffer,
+    max_model_len: usize,
 }
 
 struct Layer<B: Backend> {
@@ -81,6 +82,11 @@ impl<B: Backend> Decoder<B> {
     /// What the model is.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Tokens that a sequence may have: there is no rotation for later positions.
+    pub fn max_model_len(&self) -> usize {
+        self.max_model_len
     }
 
     /// Bytes that the device holds for matrices (embedding table, norms and biases excluded).

@@ -1,8 +1,9 @@
 //! Files made up for tests.
 
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate and uses a part")]
 
-pub mod reference;
+pub mod plain_backend;
 
 use std::{
     fs,

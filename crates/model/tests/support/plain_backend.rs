@@ -16,7 +16,7 @@ use inflight_backend::{
 type Done = Result<(), BackendError>;
 
 #[derive(Clone)]
-pub struct Reference;
+pub struct PlainBackend;
 
 /// Words, or the bits of f32 values.
 #[derive(Clone)]
@@ -51,7 +51,7 @@ pub struct Table {
     values: Vec<f32>,
 }
 
-impl Backend for Reference {
+impl Backend for PlainBackend {
     type Buffer = Memory;
     type HostBuffer = Memory;
     type Matrix = Table;
@@ -178,7 +178,7 @@ impl Backend for Reference {
         _: &SamplingState<Self>,
         (): &(),
     ) -> Done {
-        Err(BackendError::Unsupported("the reference computes logits only".into()))
+        Err(BackendError::Unsupported("it computes logits only".into()))
     }
 
     fn embed(
@@ -302,7 +302,7 @@ impl Backend for Reference {
     }
 
     fn sample(&self, _: Sample<'_, Self>, (): &()) -> Done {
-        Err(BackendError::Unsupported("the reference computes logits only".into()))
+        Err(BackendError::Unsupported("it computes logits only".into()))
     }
 }
 
@@ -336,7 +336,7 @@ fn kv_place(shape: AttentionShape, slot: usize, kv_head: usize) -> usize {
 
 /// Slots of a row's tokens at `positions`, by its block table.
 fn slots_of(
-    batch: &DeviceBatch<Reference>,
+    batch: &DeviceBatch<PlainBackend>,
     shape: AttentionShape,
     row: usize,
     positions: std::ops::Range<usize>,
@@ -347,7 +347,7 @@ fn slots_of(
     positions.map(slot).collect()
 }
 
-fn attend(query: &[f32], kv: &KvLayer<Reference>, places: Vec<usize>, scale: f32) -> Vec<f32> {
+fn attend(query: &[f32], kv: &KvLayer<PlainBackend>, places: Vec<usize>, scale: f32) -> Vec<f32> {
     let (keys, values) = (kv.keys.floats(), kv.values.floats());
     let score = |place: &usize| dot(query, &keys[*place..*place + query.len()]) * scale;
     let scores: Vec<f32> = places.iter().map(score).collect();
