@@ -97,30 +97,30 @@ impl ChatTemplate {
         let name = if input.tools.is_some() && has_tool_use { TOOL_USE } else { DEFAULT };
         self.environment
             .get_template(name)
-            .and_then(|template| template.render(Serde(&self.variables(input))))
+            .and_then(|template| template.render(self.variables(input)))
             .map_err(|error| into_tokenizer_error(&error))
     }
 
-    fn variables(&self, input: &ChatInput<'_>) -> Map<String, Value> {
-        let mut variables = Map::new();
-        let mut set = |name: &str, value: Value| variables.insert(name.to_string(), value);
-        set("messages", input.messages.clone());
-        set("tools", input.tools.cloned().unwrap_or(Value::Null));
-        set("documents", Value::Null);
-        set("add_generation_prompt", input.add_generation_prompt.into());
-        let tokens = [
-            ("bos_token", &self.tokens.bos),
-            ("eos_token", &self.tokens.eos),
-            ("unk_token", &self.tokens.unk),
-            ("pad_token", &self.tokens.pad),
+    /// All that a template sees, later entries overruling earlier ones.
+    fn variables(&self, input: &ChatInput<'_>) -> minijinja::Value {
+        let json = |value: &Value| minijinja::Value::from(Serde(value));
+        let text = |text: &Option<String>| match text {
+            Some(text) => minijinja::Value::from(text.as_str()),
+            None => minijinja::Value::UNDEFINED,
+        };
+        let given = [
+            ("messages", json(input.messages)),
+            ("tools", json(input.tools.unwrap_or(&Value::Null))),
+            ("documents", minijinja::Value::from(())),
+            ("add_generation_prompt", minijinja::Value::from(input.add_generation_prompt)),
+            ("bos_token", text(&self.tokens.bos)),
+            ("eos_token", text(&self.tokens.eos)),
+            ("unk_token", text(&self.tokens.unk)),
+            ("pad_token", text(&self.tokens.pad)),
         ];
-        for (name, token) in tokens {
-            if let Some(token) = token {
-                set(name, token.as_str().into());
-            }
-        }
-        variables.extend(input.extra.into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
-        variables
+        let extra = input.extra.into_iter().flatten();
+        let extra = extra.map(|(name, value)| (name.as_str(), json(value)));
+        minijinja::Value::from_pairs(given.into_iter().chain(extra))
     }
 }
 

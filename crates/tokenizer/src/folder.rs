@@ -9,16 +9,22 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::encoder::Encoder;
-use crate::hf::{DecoderShape, HfPipeline};
+use crate::hf::HfPipeline;
+use crate::hf_decoder::DecoderShape;
+use crate::hf_frame::Frame;
 use crate::tokenizer::Parts;
 use crate::{ChatTemplate, TemplateTokens, TokenizerError};
 
 /// The largest file that is read: the largest known `tokenizer.json` has 33 MB.
 const MAX_FILE_BYTES: u64 = 512 << 20;
 
-/// The member of `tokenizer.json` that the library does not let us read.
+/// The members of `tokenizer.json` that the library does not let us read.
 #[derive(Deserialize)]
 struct TokenizerJson {
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
     #[serde(default)]
     decoder: Value,
 }
@@ -80,22 +86,25 @@ pub(crate) fn read(folder: &Path) -> Result<Parts, TokenizerError> {
         source: ErrorKind::NotFound.into(),
     })?;
     let bad_file = |reason| TokenizerError::BadFile { path: path.clone(), reason };
-    let decoder = serde_json::from_slice::<TokenizerJson>(&bytes)
-        .map_err(|error| error.to_string())
-        .and_then(|json| DecoderShape::parse(&json.decoder))
-        .map_err(bad_file)?;
+    let json: TokenizerJson =
+        serde_json::from_slice(&bytes).map_err(|error| bad_file(error.to_string()))?;
+    let decoder = DecoderShape::parse(&json.decoder).map_err(bad_file)?;
+    let Frame { mut prefix, mut suffix } = Frame::parse(&json.post_processor).map_err(bad_file)?;
     let tokenizer =
         tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| bad_file(error.to_string()))?;
-    let pipeline = HfPipeline::new(tokenizer);
+    let pipeline = HfPipeline::new(tokenizer, &json.pre_tokenizer);
 
     let config = read_config(folder)?;
     let id = |name: &Option<TokenName>| pipeline.token_to_id(name.as_ref()?.text());
     let (bos, eos) = (id(&config.bos_token), id(&config.eos_token));
-    let (mut prefix, mut suffix) = pipeline.frame()?;
     frame_by_config(&mut prefix, bos, config.add_bos_token);
     frame_by_config(&mut suffix, eos, config.add_eos_token);
+    let table = pipeline.table(&decoder)?;
+    if let Some(id) = prefix.iter().chain(&suffix).find(|&&id| id as usize >= table.len()) {
+        return Err(bad_file(format!("its post-processor adds token {id}, past the vocabulary")));
+    }
     Ok(Parts {
-        table: pipeline.table(&decoder)?,
+        table,
         encoder: Encoder::Folder(Box::new(pipeline)),
         bos,
         eos_ids: read_eos_ids(folder, eos)?,

@@ -5,7 +5,7 @@
 //!
 //! - [`Tokenizer`]: the one type that callers hold, from a [`GgufVocab`] or a Hugging Face folder.
 //! - `encoder`: how text becomes ids, by `specials`, `bpe` (with `pre_rules` and `byte_level`), `spm`,
-//!   or `hf`.
+//!   or `hf` (with `hf_decoder`, `hf_frame`).
 //! - [`TokenTable`]: the bytes and the kind of every id; [`DecodeStream`] turns ids into text.
 //! - [`StopMatcher`]: stop strings that may span or start inside tokens.
 //! - [`ChatTemplate`]: messages to prompt, as `transformers` renders them.
@@ -26,6 +26,8 @@ mod error;
 mod folder;
 mod gguf;
 mod hf;
+mod hf_decoder;
+mod hf_frame;
 mod pre_rules;
 mod specials;
 mod spm;

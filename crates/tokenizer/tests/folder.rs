@@ -143,6 +143,9 @@ fn bad_folders_are_errors_that_name_the_file() {
     let mut far = good.clone();
     far["model"]["vocab"]["far"] = json!(4_000_000_000u32);
     check("far", &[("tokenizer.json", &far)], "4000000000");
+    let mut past = good.clone();
+    past["post_processor"]["special_tokens"]["<|s|>"]["ids"] = json!([11]);
+    check("past", &[("tokenizer.json", &past)], "token 11");
     let bad = json!({"eos_token_id": "two"});
     check(
         "bad-config",
@@ -155,6 +158,44 @@ fn bad_folders_are_errors_that_name_the_file() {
         &[("tokenizer.json", &good), ("tokenizer_config.json", &bad)],
         "chat template",
     );
+}
+
+/// Every value of a JSON tree, by its path.
+fn paths(json: &Value, path: &str, all: &mut Vec<String>) {
+    all.push(path.to_string());
+    match json {
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                paths(item, &format!("{path}/{index}"), all);
+            }
+        }
+        Value::Object(members) => {
+            for (key, member) in members {
+                paths(member, &format!("{path}/{key}"), all);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn no_wrong_value_anywhere_makes_a_panic() {
+    let good = tokenizer_json();
+    let mut all = Vec::new();
+    paths(&good, "", &mut all);
+    let wrong = [json!(null), json!(-1), json!(7), json!("x"), json!(""), json!([]), json!({})];
+    let folder = Folder::new("wrong", &[]);
+    for path in &all {
+        for value in &wrong {
+            let mut json = good.clone();
+            *json.pointer_mut(path).unwrap() = value.clone();
+            fs::write(folder.0.join("tokenizer.json"), json.to_string()).unwrap();
+            if let Ok(tokenizer) = folder.read() {
+                let ids = tokenizer.encode_prompt("ab <tool>", Special::Parse).unwrap_or_default();
+                tokenizer.decode(&ids, false);
+            }
+        }
+    }
 }
 
 /// The same vocabulary as `tiny_tokenizer.json`, as a GGUF file would bring it.
