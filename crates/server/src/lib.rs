@@ -1,1 +1,32 @@
-//! server
+//! HTTP and JSON: OpenAI's API in front of the engine.
+//!
+//! ```text
+//! POST body -> openai (fields -> RequestSpec, TextOptions) -> generation -> engine
+//! client    <- openai (chunks) <- sse <- generation (text deltas) <- text_stream <- tokens
+//! ```
+//!
+//! Reading order: [`engine`] (what the server needs of an engine), [`state`] (what all handlers
+//! share), `text_stream` (one sequence's tokens to text), `generation` (a request's sequences, as a
+//! stream of text deltas), `openai` (fields, errors, responses), `sse` (a response in chunks),
+//! `health`, [`serve`](serve()) (routes, listening, shutting down).
+//!
+//! Invariant: the only room that knows HTTP and JSON.
+//! Invariant: a field of a request is obeyed, or does not matter, or is refused by name.
+//! Invariant: streamed text concatenated equals the text that is not streamed, byte for byte.
+//! Invariant: whoever goes away has all sequences aborted; nothing else keeps them running.
+
+mod engine;
+mod generation;
+mod health;
+mod off_thread;
+mod openai;
+mod pace;
+mod random;
+mod serve;
+mod sse;
+mod state;
+mod text_stream;
+
+pub use engine::{EngineAlive, EngineClient, Generate};
+pub use serve::{router, serve};
+pub use state::{ServerConfig, ServerState};

@@ -1,0 +1,258 @@
+//! A request's sequences in the engine, as one stream of text deltas.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::stream::{self, Stream, StreamExt};
+use inflight_engine::{
+    FinishReason, InvalidRequest, RequestId, RequestSpec, SinkClosed, SubmitError, TokenSink,
+    TokenUpdate, Update, ValidRequest,
+};
+use inflight_tokenizer::TokenizerError;
+use tokio::sync::{mpsc, watch};
+
+use crate::engine::Generate;
+use crate::state::{Phase, ServerState};
+use crate::text_stream::{TextOptions, TextStream};
+
+/// Most updates that wait for a client; one that is further behind is given up. Reached only by
+/// outputs that are longer than this, as a channel never holds more than `max_tokens` and the end.
+const MAX_WAITING_UPDATES: usize = 65_536;
+
+/// What one sequence is to do.
+#[derive(Clone, Debug)]
+pub(crate) struct SequenceSpec {
+    pub(crate) request: RequestSpec,
+    pub(crate) text: TextOptions,
+}
+
+/// Why a request was not started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+    #[error(transparent)]
+    Refused(#[from] SubmitError),
+    #[error(transparent)]
+    Stops(#[from] TokenizerError),
+}
+
+/// Why a request that was started did not end well.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GenerationError {
+    #[error("the engine failed: {0}")]
+    Failed(String),
+    #[error("the client did not take its tokens fast enough")]
+    TooSlow,
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+/// A token with its logprobs.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ScoredToken {
+    pub(crate) token: u32,
+    pub(crate) logprob: f32,
+    /// The likeliest tokens, likeliest first, as many as were asked for.
+    pub(crate) top: Vec<(u32, f32)>,
+    /// Where the token's text starts, in characters of the generated text.
+    pub(crate) offset: usize,
+}
+
+/// Why a text ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// A stop string, by its place in the request's list.
+    StopString(usize),
+    StopToken(u32),
+    Length,
+}
+
+/// What came since the delta before.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Delta {
+    pub(crate) text: String,
+    /// Tokens generated, whether or not they show in the text.
+    pub(crate) num_tokens: usize,
+    /// Those tokens, if logprobs were asked for.
+    pub(crate) tokens: Vec<ScoredToken>,
+    /// Set in a sequence's last delta, and only there.
+    pub(crate) finish: Option<Finish>,
+}
+
+/// The deltas of all sequences as they come, each with the place of its sequence. Ends after the
+/// last sequence ended; after an error nothing more is worth reading. Dropped, it aborts them all.
+pub(crate) type Deltas =
+    Pin<Box<dyn Stream<Item = (usize, Result<Delta, GenerationError>)> + Send>>;
+
+/// Starts all sequences, or none.
+///
+/// # Errors
+/// The first sequence that is invalid or refused.
+pub(crate) fn start(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Deltas, StartError> {
+    let mut checked = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let request = state.engine().limits().validate(spec.request)?;
+        checked.push((request, TextStream::new(state.tokenizer(), &spec.text)?));
+    }
+    let mut sequences = Vec::with_capacity(checked.len());
+    for (index, (request, text)) in checked.into_iter().enumerate() {
+        // A refusal drops, and thereby aborts, those that were accepted before.
+        let sequence = Sequence::submit(state, request, text)?;
+        let numbered = move |sequence: Sequence| async move {
+            let (item, sequence) = sequence.next().await?;
+            Some(((index, item), sequence))
+        };
+        sequences.push(Box::pin(stream::unfold(sequence, numbered)));
+    }
+    Ok(stream::select_all(sequences).boxed())
+}
+
+/// Waits for all sequences and joins each one's deltas.
+///
+/// # Errors
+/// The first sequence that failed; the others are aborted then.
+pub(crate) async fn collect(
+    mut deltas: Deltas,
+    num_sequences: usize,
+) -> Result<Vec<Delta>, GenerationError> {
+    let mut wholes = vec![Delta::default(); num_sequences];
+    while let Some((index, delta)) = deltas.next().await {
+        let (whole, delta) = (&mut wholes[index], delta?);
+        whole.text += &delta.text;
+        whole.num_tokens += delta.num_tokens;
+        whole.tokens.extend(delta.tokens);
+        whole.finish = delta.finish;
+    }
+    Ok(wholes)
+}
+
+/// One sequence: tokens come in from the engine, text goes out.
+struct Sequence {
+    state: ServerState,
+    started: Instant,
+    request: Submitted,
+    updates: mpsc::Receiver<Update>,
+    phase: watch::Receiver<Phase>,
+    text: TextStream,
+    /// Since the last delta.
+    pending: Delta,
+    ended: bool,
+}
+
+impl Sequence {
+    fn submit(
+        state: &ServerState,
+        request: ValidRequest,
+        text: TextStream,
+    ) -> Result<Self, SubmitError> {
+        let capacity = request.max_tokens().saturating_add(1).min(MAX_WAITING_UPDATES);
+        let (sender, updates) = mpsc::channel(capacity);
+        let id = state.engine().submit(request, Box::new(ChannelSink(sender)))?;
+        Ok(Self {
+            request: Submitted { engine: Arc::clone(state.engine()), id: Some(id) },
+            state: state.clone(),
+            started: Instant::now(),
+            updates,
+            phase: state.watch_phase(),
+            text,
+            pending: Delta::default(),
+            ended: false,
+        })
+    }
+
+    /// The next delta that has text or ends the sequence; `None` after the end.
+    async fn next(mut self) -> Option<(Result<Delta, GenerationError>, Self)> {
+        if self.ended {
+            return None;
+        }
+        while self.pending.text.is_empty() && self.pending.finish.is_none() {
+            if let Err(error) = self.advance().await {
+                self.ended = true;
+                return Some((Err(error), self));
+            }
+        }
+        if self.pending.finish.is_some() {
+            self.ended = true;
+            self.state.pace().record(self.started.elapsed());
+        }
+        Some((Ok(std::mem::take(&mut self.pending)), self))
+    }
+
+    async fn advance(&mut self) -> Result<(), GenerationError> {
+        match self.receive().await? {
+            Update::Token(update) => self.take_token(update),
+            Update::Finished(reason) => self.take_end(reason)?,
+        }
+        Ok(())
+    }
+
+    async fn receive(&mut self) -> Result<Update, GenerationError> {
+        let aborting = self.phase.wait_for(|phase| *phase == Phase::Aborting);
+        tokio::select! {
+            biased;
+            // The end always comes, unless the channel was full when it was sent.
+            update = self.updates.recv() => update.ok_or(GenerationError::TooSlow),
+            _ = aborting => Err(GenerationError::ShuttingDown),
+        }
+    }
+
+    fn take_token(&mut self, update: TokenUpdate) {
+        self.pending.num_tokens += 1;
+        if let Some(logprob) = update.logprob {
+            let (token, top) = (update.token, update.top_logprobs);
+            let offset = self.text.num_chars();
+            self.pending.tokens.push(ScoredToken { token, logprob, top, offset });
+        }
+        self.pending.text += &self.text.push(update.token);
+        if let Some(stop) = self.text.stopped_by() {
+            self.pending.finish = Some(Finish::StopString(stop));
+            self.request.abort();
+        }
+    }
+
+    fn take_end(&mut self, reason: FinishReason) -> Result<(), GenerationError> {
+        self.request.id = None;
+        let finish = match reason {
+            FinishReason::Stop { token } => Finish::StopToken(token),
+            FinishReason::Length => Finish::Length,
+            FinishReason::Aborted => return Err(GenerationError::TooSlow),
+            FinishReason::Failed(reason) => return Err(GenerationError::Failed(reason)),
+        };
+        self.pending.text += &self.text.finish();
+        let stop_string = self.text.stopped_by().map(Finish::StopString);
+        self.pending.finish = Some(stop_string.unwrap_or(finish));
+        Ok(())
+    }
+}
+
+/// A request that the engine works on; dropped, it is aborted.
+struct Submitted {
+    engine: Arc<dyn Generate>,
+    /// `None` once the engine needs no telling any more.
+    id: Option<RequestId>,
+}
+
+impl Submitted {
+    fn abort(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.engine.abort(id);
+        }
+    }
+}
+
+impl Drop for Submitted {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+/// The engine's end of a sequence's channel.
+struct ChannelSink(mpsc::Sender<Update>);
+
+impl TokenSink for ChannelSink {
+    fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
+        self.0.try_send(update).map_err(|_| SinkClosed)
+    }
+}

@@ -1,0 +1,18 @@
+//! Long work beside the threads that serve connections.
+
+use crate::openai::ApiError;
+
+/// Less text than this is encoded at once: it takes no longer than handing it to another thread.
+const INLINE_BYTES: usize = 4096;
+
+/// Keeps long work from holding up the connections that share this thread.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    num_bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    if num_bytes <= INLINE_BYTES {
+        return Ok(work());
+    }
+    let failed = |error| ApiError::Internal(format!("encoding failed: {error}"));
+    tokio::task::spawn_blocking(work).await.map_err(failed)
+}

@@ -1,0 +1,186 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use inflight_tokenizer::{TextPosition, Tokenizer};
+use serde::{Deserialize, Serialize};
+
+use super::body::{Body, admit};
+use super::logprobs::{CompletionLogprobs, check_count};
+use super::prompt::{Prompt, Prompts};
+use super::response::{Ending, OutputFields, ResponseHead, whole};
+use super::sampling::{Length, SamplingFields, Surroundings};
+use super::{ApiError, ChunkWriter, Usage, neutral};
+use crate::generation::{self, Delta};
+use crate::off_thread::off_thread;
+use crate::sse;
+use crate::state::ServerState;
+use crate::text_stream::TextOptions;
+
+const OBJECT: &str = "text_completion";
+/// OpenAI's default.
+const USUAL_MAX_TOKENS: usize = 16;
+
+/// Fields of completions alone.
+#[derive(Debug, Default, Deserialize)]
+struct CompletionFields {
+    prompt: Option<Prompts>,
+    max_tokens: Option<usize>,
+    logprobs: Option<u32>,
+    echo: Option<bool>,
+    best_of: Option<usize>,
+    add_special_tokens: Option<bool>,
+}
+
+/// A whole request.
+struct CompletionRequest {
+    output: OutputFields,
+    sampling: SamplingFields,
+    fields: CompletionFields,
+}
+
+impl CompletionRequest {
+    fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut body = Body::parse(bytes)?;
+        let request = Self { output: body.take()?, sampling: body.take()?, fields: body.take()? };
+        body.take_neutral(neutral::COMMON)?;
+        body.take_neutral(neutral::COMPLETIONS)?;
+        body.refuse_rest()?;
+        request.check()?;
+        Ok(request)
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        let n = self.output.n()?;
+        if self.fields.best_of.is_some_and(|best_of| best_of != n) {
+            return Err(ApiError::unsupported("best_of", "leave it out or set it to `n`"));
+        }
+        if self.fields.echo == Some(true) && self.fields.logprobs.is_some() {
+            let reason = "with logprobs it would need the logprobs of the prompt";
+            return Err(ApiError::unsupported("echo", reason));
+        }
+        Ok(())
+    }
+}
+
+/// Answers a request, whole or in chunks.
+pub(crate) async fn create(
+    State(state): State<ServerState>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let CompletionRequest { output, sampling, mut fields } =
+        CompletionRequest::parse(&admit(&state, &headers, body)?)?;
+    let head = ResponseHead::new(&state, "cmpl-", state.model_name(output.model.clone())?);
+    let (n, stream) = (output.n()?, output.stream()?);
+    let top_logprobs = fields.logprobs.map(|n| check_count("logprobs", n)).transpose()?;
+    let template = sampling.resolve(&Surroundings {
+        limits: state.engine().limits(),
+        eos_ids: state.tokenizer().eos_ids(),
+        length: fields.max_tokens.map_or(Length::Usual(USUAL_MAX_TOKENS), Length::Asked),
+        top_logprobs,
+        position: TextPosition::Continuing,
+    })?;
+
+    let prompts = fields.prompt.take().ok_or(ApiError::Missing { param: "prompt" })?;
+    let echo = fields.echo.unwrap_or(false).then_some(template.text.skip_special_tokens);
+    let encoded = encode(&state, prompts, fields.add_special_tokens.unwrap_or(true), echo).await?;
+    let sequences = template.sequences(&encoded.tokens, n, state.engine().limits())?;
+    let usage = Usage::new(encoded.tokens.iter().map(Vec::len).sum(), 0);
+    let num_sequences = sequences.len();
+
+    let deltas = generation::start(&state, sequences)
+        .map_err(|error| ApiError::from_start(error, &state, rename))?;
+    let mut writer = CompletionWriter {
+        tokenizer: Arc::clone(state.tokenizer()),
+        text: template.text,
+        has_logprobs: top_logprobs.is_some(),
+        echoes: (0..num_sequences).map(|i| encoded.echoes.get(i / n).cloned()).collect(),
+    };
+    if let Some(stream_usage) = stream {
+        return Ok(sse::respond(deltas, writer, head, stream_usage, usage));
+    }
+    let (choices, usage) = whole(deltas, num_sequences, usage, |i, d| writer.choice(i, d)).await?;
+    Ok(Json(head.envelope(OBJECT, choices, Some(Some(usage)))).into_response())
+}
+
+/// How completions call a field that the engine knows by another name.
+fn rename(field: &'static str) -> &'static str {
+    match field {
+        "top_logprobs" => "logprobs",
+        other => other,
+    }
+}
+
+struct Encoded {
+    tokens: Vec<Vec<u32>>,
+    /// The prompts as texts, if they are to be echoed.
+    echoes: Vec<String>,
+}
+
+/// `echo`: whether echoed prompts leave out control tokens; `None`: no echo.
+async fn encode(
+    state: &ServerState,
+    Prompts(prompts): Prompts,
+    add_special_tokens: bool,
+    echo: Option<bool>,
+) -> Result<Encoded, ApiError> {
+    let tokenizer = Arc::clone(state.tokenizer());
+    let num_bytes = prompts.iter().map(Prompt::num_bytes).sum();
+    off_thread(num_bytes, move || {
+        let encode = |prompt: &Prompt| prompt.encode(&tokenizer, add_special_tokens);
+        let tokens = prompts.iter().map(encode).collect::<Result<_, _>>();
+        let tokens = tokens.map_err(|error| ApiError::from_tokenizer(&error, "prompt"))?;
+        let echoes = echo.map_or_else(Vec::new, |skip_special_tokens| {
+            prompts.iter().map(|prompt| prompt.text(&tokenizer, skip_special_tokens)).collect()
+        });
+        Ok(Encoded { tokens, echoes })
+    })
+    .await?
+}
+
+/// A choice, whole or a chunk's: they look alike.
+#[derive(Debug, Serialize)]
+struct CompletionChoice {
+    index: usize,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    #[serde(flatten)]
+    ending: Ending,
+}
+
+struct CompletionWriter {
+    tokenizer: Arc<Tokenizer>,
+    text: TextOptions,
+    has_logprobs: bool,
+    /// By sequence: what its text starts with, until it was written.
+    echoes: Vec<Option<String>>,
+}
+
+impl CompletionWriter {
+    fn choice(&mut self, index: usize, delta: Delta) -> CompletionChoice {
+        let logprobs = || CompletionLogprobs::new(&self.tokenizer, &delta.tokens);
+        let echo = self.echoes[index].take().unwrap_or_default();
+        CompletionChoice {
+            index,
+            logprobs: self.has_logprobs.then(logprobs),
+            text: echo + &delta.text,
+            ending: Ending::new(delta.finish.as_ref(), &self.text.stops, self.tokenizer.eos_ids()),
+        }
+    }
+}
+
+impl ChunkWriter for CompletionWriter {
+    type Choice = CompletionChoice;
+    const OBJECT: &'static str = OBJECT;
+
+    fn choices(&mut self, index: usize, delta: Delta) -> Vec<CompletionChoice> {
+        vec![self.choice(index, delta)]
+    }
+}

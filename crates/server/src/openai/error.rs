@@ -1,0 +1,194 @@
+//! Errors in OpenAI's shape.
+
+use axum::Json;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use inflight_engine::SubmitError;
+use inflight_tokenizer::TokenizerError;
+use serde::Serialize;
+
+use crate::generation::{GenerationError, StartError};
+use crate::state::ServerState;
+
+/// Why a request gets no answer. The one error of this crate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ApiError {
+    #[error("the body is not a JSON object: {0}")]
+    BadBody(String),
+    #[error("the body is over the limit of {max_bytes} bytes")]
+    BodyTooLarge { max_bytes: usize },
+    #[error("the content-type must be application/json, not {0}")]
+    ContentType(String),
+    #[error("`{param}` is not a field of this endpoint")]
+    UnknownField { param: String },
+    #[error("`{param}`: {reason}")]
+    Invalid { param: String, reason: String },
+    #[error("`{param}` is required")]
+    Missing { param: &'static str },
+    #[error("`{param}` is not supported: {reason}")]
+    Unsupported { param: String, reason: String },
+    #[error("`{param}`: {reason}")]
+    ContextLength { param: String, reason: String },
+    #[error("the model `{model}` does not exist; this server serves `{known}`")]
+    UnknownModel { model: String, known: String },
+    #[error("there is nothing at {method} {path}")]
+    UnknownRoute { method: Method, path: String },
+    #[error("{path} does not take {method}")]
+    MethodNotAllowed { method: Method, path: String },
+    #[error(
+        "the queue is full: {max_outstanding} requests are running or waiting; try again later"
+    )]
+    QueueFull { max_outstanding: usize, retry_after_s: u64 },
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error("the engine has stopped")]
+    EngineStopped,
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// How an endpoint calls a field that the engine knows by another name.
+pub(crate) type Rename = fn(&'static str) -> &'static str;
+
+impl ApiError {
+    pub(crate) fn invalid(param: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Invalid { param: param.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn unsupported(param: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Unsupported { param: param.into(), reason: reason.into() }
+    }
+
+    /// What the client hears when its request was not started.
+    pub(crate) fn from_start(error: StartError, state: &ServerState, rename: Rename) -> Self {
+        match error {
+            StartError::Invalid(error) => {
+                let (param, reason) = (rename(error.field).to_owned(), error.reason);
+                let is_length = reason.contains("maximum context length");
+                match is_length {
+                    true => Self::ContextLength { param, reason },
+                    false => Self::Invalid { param, reason },
+                }
+            }
+            StartError::Refused(SubmitError::QueueFull { max_outstanding }) => {
+                let stats = state.engine().stats();
+                let num_running = stats.num_running.load(std::sync::atomic::Ordering::Relaxed);
+                let retry_after_s = state.pace().retry_after_s(num_running);
+                Self::QueueFull { max_outstanding, retry_after_s }
+            }
+            StartError::Refused(SubmitError::Stopped) => Self::EngineStopped,
+            StartError::Stops(error) => Self::invalid("stop", error.to_string()),
+        }
+    }
+
+    /// What the client hears when its prompt cannot be made from `param`.
+    pub(crate) fn from_tokenizer(error: &TokenizerError, param: &'static str) -> Self {
+        Self::invalid(param, error.to_string())
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::BadBody(_)
+            | Self::UnknownField { .. }
+            | Self::Invalid { .. }
+            | Self::Missing { .. }
+            | Self::Unsupported { .. }
+            | Self::ContextLength { .. } => StatusCode::BAD_REQUEST,
+            Self::UnknownModel { .. } | Self::UnknownRoute { .. } => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::ContentType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::QueueFull { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::ShuttingDown | Self::EngineStopped => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status().as_u16() {
+            429 => "rate_limit_error",
+            503 => "service_unavailable_error",
+            500 => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::BadBody(_) => Some("invalid_json"),
+            Self::BodyTooLarge { .. } => Some("body_too_large"),
+            Self::ContentType(_) => Some("unsupported_content_type"),
+            Self::UnknownField { .. } => Some("unknown_parameter"),
+            Self::Invalid { .. } => Some("invalid_value"),
+            Self::Missing { .. } => Some("missing_required_parameter"),
+            Self::Unsupported { .. } => Some("unsupported_parameter"),
+            Self::ContextLength { .. } => Some("context_length_exceeded"),
+            Self::UnknownModel { .. } => Some("model_not_found"),
+            Self::UnknownRoute { .. } => Some("unknown_url"),
+            Self::MethodNotAllowed { .. } => Some("method_not_allowed"),
+            Self::QueueFull { .. } => Some("queue_full"),
+            Self::ShuttingDown | Self::EngineStopped | Self::Internal(_) => None,
+        }
+    }
+
+    fn param(&self) -> Option<&str> {
+        match self {
+            Self::UnknownField { param }
+            | Self::Invalid { param, .. }
+            | Self::Unsupported { param, .. }
+            | Self::ContextLength { param, .. } => Some(param),
+            Self::Missing { param } => Some(param),
+            Self::UnknownModel { .. } => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// The body that carries this error, also in the middle of a stream.
+    pub(crate) fn body(&self) -> ErrorBody<'_> {
+        ErrorBody {
+            error: ErrorFields {
+                message: self.to_string(),
+                kind: self.kind(),
+                param: self.param(),
+                code: self.code(),
+            },
+        }
+    }
+}
+
+/// # Source
+/// OpenAI's API reference, "Error codes", and the `error` member of its responses.
+#[derive(Debug, Serialize)]
+pub(crate) struct ErrorBody<'a> {
+    error: ErrorFields<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorFields<'a> {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+    code: Option<&'static str>,
+}
+
+impl From<GenerationError> for ApiError {
+    fn from(error: GenerationError) -> Self {
+        match error {
+            GenerationError::ShuttingDown => Self::ShuttingDown,
+            GenerationError::Failed(_) | GenerationError::TooSlow => {
+                Self::Internal(error.to_string())
+            }
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), Json(self.body())).into_response();
+        if let Self::QueueFull { retry_after_s, .. } = self {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+        }
+        response
+    }
+}

@@ -1,0 +1,90 @@
+//! Fields that change nothing, so that leaving them unread is right.
+//!
+//! Everything else that is not obeyed is refused: silence would be a wrong answer.
+
+/// A field and the values with which it asks for what happens anyway.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Neutral {
+    pub(crate) name: &'static str,
+    pub(crate) values: Values,
+}
+
+/// Values in JSON's notation; `null` is always neutral.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Values {
+    All,
+    Only(&'static [&'static str]),
+}
+
+const fn all(name: &'static str) -> Neutral {
+    Neutral { name, values: Values::All }
+}
+
+const fn only(name: &'static str, values: &'static [&'static str]) -> Neutral {
+    Neutral { name, values: Values::Only(values) }
+}
+
+/// Of all endpoints that generate.
+pub(crate) const COMMON: &[Neutral] = &[
+    // Who asks: OpenAI uses it against abuse.
+    all("user"),
+    all("safety_identifier"),
+    // A hint for routing; outputs do not depend on it.
+    all("prompt_cache_key"),
+    // Every request is served alike.
+    only("service_tier", &["\"auto\"", "\"default\""]),
+    only("priority", &["0"]),
+    only("use_beam_search", &["false"]),
+    only("spaces_between_special_tokens", &["true"]),
+];
+
+/// Of completions.
+pub(crate) const COMPLETIONS: &[Neutral] = &[
+    // Needs a model that fills in the middle.
+    only("suffix", &[]),
+];
+
+/// Of chat completions.
+pub(crate) const CHAT: &[Neutral] = &[
+    // Belongs to stored answers, and none is stored.
+    all("metadata"),
+    only("store", &["false"]),
+    // Speaks of tool calls, and without tools there are none.
+    all("parallel_tool_calls"),
+    only("tools", &["[]"]),
+    only("tool_choice", &["\"none\"", "\"auto\""]),
+    only("functions", &["[]"]),
+    only("function_call", &["\"none\"", "\"auto\""]),
+    only("response_format", &["{\"type\": \"text\"}"]),
+    only("modalities", &["[\"text\"]"]),
+    only("audio", &[]),
+    only("prediction", &[]),
+    only("reasoning_effort", &["\"none\""]),
+    only("verbosity", &["\"medium\""]),
+    only("web_search_options", &[]),
+    only("continue_final_message", &["false"]),
+    only("echo", &["false"]),
+    only("chat_template", &[]),
+    only("documents", &["[]"]),
+    // The template writes them.
+    only("add_special_tokens", &["false"]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_hold_valid_json_and_no_name_twice() {
+        for table in [COMPLETIONS, CHAT] {
+            let fields: Vec<_> = COMMON.iter().chain(table).collect();
+            for (at, field) in fields.iter().enumerate() {
+                assert!(fields[..at].iter().all(|other| other.name != field.name));
+                let Values::Only(values) = field.values else { continue };
+                for value in values {
+                    serde_json::from_str::<serde_json::Value>(value).unwrap();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Routes, listening, shutting down.
+
+use std::io;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{Method, Uri};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+
+use crate::health::{health, version};
+use crate::openai::{ApiError, chat, completions, models};
+use crate::state::{Phase, ServerState};
+
+/// How long responses may take to end after their sequences were aborted.
+const ABORT_GRACE: Duration = Duration::from_secs(2);
+
+/// All routes.
+pub fn router(state: ServerState) -> Router {
+    let max_body_bytes = state.config().max_body_bytes;
+    Router::new()
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::get))
+        .route("/health", get(health))
+        .route("/version", get(version))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(DefaultBodyLimit::max(max_body_bytes))
+        .with_state(state)
+}
+
+async fn unknown_route(method: Method, uri: Uri) -> ApiError {
+    ApiError::UnknownRoute { method, path: uri.path().to_owned() }
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    ApiError::MethodNotAllowed { method, path: uri.path().to_owned() }
+}
+
+/// Serves until `shutdown` resolves and then ends in order.
+///
+/// ```text
+/// shutdown             no new connections, no new requests; running ones go on
+/// + shutdown_timeout   running ones are aborted and told so
+/// + 2 s                returns, whatever is left
+/// ```
+/// It returns earlier if nothing is left to wait for.
+///
+/// # Errors
+/// The listener failed.
+pub async fn serve(
+    listener: TcpListener,
+    state: ServerState,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let listener = listener.tap_io(|connection| {
+        // A token is a small packet that must not wait for the next one.
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+    });
+    let drain = {
+        let state = state.clone();
+        async move {
+            shutdown.await;
+            tracing::info!("shutting down: running requests may finish");
+            state.set_phase(Phase::Draining);
+        }
+    };
+    let server = axum::serve(listener, router(state.clone())).with_graceful_shutdown(drain);
+    tokio::select! {
+        result = server.into_future() => result,
+        () = give_up(&state) => Ok(()),
+    }
+}
+
+/// Resolves when a server that was told to shut down has had all the time it gets.
+async fn give_up(state: &ServerState) {
+    let mut phase = state.watch_phase();
+    // The sender lives in `state`, so this ends by the phase alone.
+    let _ = phase.wait_for(|phase| *phase >= Phase::Draining).await;
+    tokio::time::sleep(state.config().shutdown_timeout).await;
+    tracing::warn!("aborting the requests that still run");
+    state.set_phase(Phase::Aborting);
+    tokio::time::sleep(ABORT_GRACE).await;
+}

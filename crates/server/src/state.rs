@@ -1,0 +1,138 @@
+//! What all handlers share.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use inflight_tokenizer::Tokenizer;
+use tokio::sync::watch;
+
+use crate::engine::Generate;
+use crate::openai::ApiError;
+use crate::pace::Pace;
+
+/// How the server serves. Frozen when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Names that requests may use for the model, at least one; `/v1/models` lists them all.
+    pub model_names: Vec<String>,
+    /// Most bytes of a request's body. Default: 16 MiB, which is some million tokens.
+    pub max_body_bytes: usize,
+    /// How long running requests may go on after the server was told to shut down. Default: 30 s.
+    pub shutdown_timeout: Duration,
+}
+
+impl ServerConfig {
+    /// Serves one model name with the defaults.
+    pub fn new(model_name: impl Into<String>) -> Self {
+        Self {
+            model_names: vec![model_name.into()],
+            max_body_bytes: 16 << 20,
+            shutdown_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// How far the server is in shutting down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Serving,
+    /// No new requests; those that run go on.
+    Draining,
+    /// Those that run are ended.
+    Aborting,
+}
+
+/// The model, the engine that runs it, and where the server is in its life. Cheap to clone.
+#[derive(Clone)]
+pub struct ServerState(Arc<Shared>);
+
+struct Shared {
+    engine: Arc<dyn Generate>,
+    tokenizer: Arc<Tokenizer>,
+    config: ServerConfig,
+    started_unix_s: u64,
+    system_fingerprint: String,
+    phase: watch::Sender<Phase>,
+    pace: Pace,
+}
+
+impl ServerState {
+    /// Joins what handlers need.
+    ///
+    /// # Panics
+    /// If `config` names no model.
+    pub fn new(engine: Arc<dyn Generate>, tokenizer: Arc<Tokenizer>, config: ServerConfig) -> Self {
+        assert!(!config.model_names.is_empty(), "a served model has a name");
+        Self(Arc::new(Shared {
+            system_fingerprint: fingerprint(&config.model_names[0], engine.limits().vocab_size),
+            engine,
+            tokenizer,
+            config,
+            started_unix_s: unix_time_s(),
+            phase: watch::Sender::new(Phase::Serving),
+            pace: Pace::default(),
+        }))
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<dyn Generate> {
+        &self.0.engine
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.0.tokenizer
+    }
+
+    pub(crate) fn config(&self) -> &ServerConfig {
+        &self.0.config
+    }
+
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.0.pace
+    }
+
+    /// When the server started, in seconds since 1970.
+    pub(crate) fn started_unix_s(&self) -> u64 {
+        self.0.started_unix_s
+    }
+
+    /// Names model and software: equal as long as the same seed means the same output.
+    pub(crate) fn system_fingerprint(&self) -> &str {
+        &self.0.system_fingerprint
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        *self.0.phase.borrow()
+    }
+
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.0.phase.send_replace(phase);
+    }
+
+    /// A view of the phase to wait on.
+    pub(crate) fn watch_phase(&self) -> watch::Receiver<Phase> {
+        self.0.phase.subscribe()
+    }
+
+    /// The name to answer with: the one that was asked for, or the first if none was.
+    pub(crate) fn model_name(&self, asked: Option<String>) -> Result<String, ApiError> {
+        let names = &self.config().model_names;
+        match asked {
+            None => Ok(names[0].clone()),
+            Some(asked) if names.contains(&asked) => Ok(asked),
+            Some(model) => Err(ApiError::UnknownModel { model, known: names.join("`, `") }),
+        }
+    }
+}
+
+pub(crate) fn unix_time_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// FNV-1a of what the outputs depend on.
+fn fingerprint(model: &str, vocab_size: usize) -> String {
+    let text = format!("{} {model} {vocab_size}", env!("CARGO_PKG_VERSION"));
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("fp_{:010x}", hash >> 24)
+}

@@ -1,0 +1,305 @@
+//! A scripted engine, a tokenizer whose ids are bytes, and a client without a network.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Request, StatusCode};
+use axum::response::Response;
+use inflight_engine::{
+    EngineStats, FinishReason, RequestId, RequestLimits, SubmitError, TokenSink, TokenUpdate,
+    Update, ValidRequest,
+};
+use inflight_server::{Generate, ServerConfig, ServerState, router};
+use inflight_tokenizer::{GgufVocab, Tokenizer};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+/// Ids 0 to 255 are bytes.
+pub(crate) const START: u32 = 256;
+pub(crate) const END: u32 = 257;
+/// A llama over two tokens of two bytes: no character by themselves.
+pub(crate) const LLAMA_HEAD: u32 = 258;
+pub(crate) const LLAMA_TAIL: u32 = 259;
+pub(crate) const HELLO: u32 = 260;
+pub(crate) const VOCAB_SIZE: usize = 261;
+
+/// Writes `<|im_start|>role\ncontent<|im_end|>` for each message; refuses a system message that
+/// is not the first.
+const TEMPLATE: &str = "{% for m in messages %}\
+    {% if m.role == 'system' and not loop.first %}{{ raise_exception('too late') }}{% endif %}\
+    <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ suffix }}";
+
+/// The byte alphabet of GPT-2 by byte: printable Latin-1 stands for itself, the rest from U+0100.
+fn alphabet() -> Vec<char> {
+    let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut next = 256;
+    let mut spell = |byte: u8| {
+        let code = if is_printable(byte) { u32::from(byte) } else { next };
+        next += u32::from(code >= 256);
+        char::from_u32(code).unwrap()
+    };
+    (0..=255).map(&mut spell).collect()
+}
+
+pub(crate) fn tokenizer() -> Arc<Tokenizer> {
+    let alphabet = alphabet();
+    let spell = |bytes: &[u8]| -> String { bytes.iter().map(|b| alphabet[*b as usize]).collect() };
+    let mut tokens: Vec<String> = alphabet.iter().map(char::to_string).collect();
+    let llama = "🦙".as_bytes();
+    tokens.extend(["<|im_start|>", "<|im_end|>"].map(str::to_owned));
+    tokens.extend([spell(&llama[..2]), spell(&llama[2..]), spell(b"Hello")]);
+    let mut token_types = vec![1; tokens.len()];
+    token_types[START as usize] = 3;
+    token_types[END as usize] = 3;
+    let vocab = GgufVocab {
+        model: "gpt2".to_owned(),
+        pre: Some("gpt-2".to_owned()),
+        tokens,
+        token_types,
+        eos: Some(END),
+        chat_template: Some(TEMPLATE.to_owned()),
+        ..GgufVocab::default()
+    };
+    Arc::new(Tokenizer::from_gguf(vocab).unwrap())
+}
+
+pub(crate) fn bytes(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+/// Updates that spell tokens and then end.
+pub(crate) fn script(tokens: &[u32], end: FinishReason) -> Vec<Update> {
+    let token =
+        |&token| Update::Token(TokenUpdate { token, logprob: None, top_logprobs: Vec::new() });
+    tokens.iter().map(token).chain([Update::Finished(end)]).collect()
+}
+
+/// Generates `text`, then the end token.
+pub(crate) fn says(text: &str) -> Vec<Update> {
+    let mut tokens = bytes(text);
+    tokens.push(END);
+    script(&tokens, FinishReason::Stop { token: END })
+}
+
+type Script = Box<dyn Fn(&[u32], usize) -> Vec<Update> + Send + Sync>;
+
+/// An engine that says what a script says, as a function of the prompt and of how many requests
+/// came before. A script without an end leaves the request running until it is aborted.
+pub(crate) struct FakeEngine {
+    limits: RequestLimits,
+    stats: EngineStats,
+    script: Script,
+    alive: AtomicBool,
+    max_running: usize,
+    num_submitted: AtomicUsize,
+    running: Mutex<HashMap<RequestId, Box<dyn TokenSink>>>,
+    prompts: Mutex<Vec<(Vec<u32>, usize)>>,
+    aborted: Mutex<Vec<RequestId>>,
+}
+
+impl FakeEngine {
+    pub(crate) fn new(
+        script: impl Fn(&[u32], usize) -> Vec<Update> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            limits: RequestLimits {
+                max_model_len: 256,
+                kv_cache_tokens: 1024,
+                vocab_size: VOCAB_SIZE,
+            },
+            stats: EngineStats::default(),
+            script: Box::new(script),
+            alive: AtomicBool::new(true),
+            max_running: 64,
+            num_submitted: AtomicUsize::new(0),
+            running: Mutex::default(),
+            prompts: Mutex::default(),
+            aborted: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn with_max_running(self, max_running: usize) -> Self {
+        Self { max_running, ..self }
+    }
+
+    /// Sends to every request that runs.
+    pub(crate) fn send(&self, update: &Update) {
+        for sink in self.running.lock().unwrap().values_mut() {
+            sink.send(update.clone()).unwrap();
+        }
+    }
+
+    /// Ends every request that runs.
+    pub(crate) fn finish(&self, reason: &FinishReason) {
+        for (_, mut sink) in self.running.lock().unwrap().drain() {
+            // Whoever went away does not miss the message.
+            let _ = sink.send(Update::Finished(reason.clone()));
+        }
+    }
+
+    pub(crate) fn die(&self) {
+        self.alive.store(false, Ordering::Relaxed);
+        self.finish(&FinishReason::Failed("the device is lost".to_owned()));
+    }
+
+    pub(crate) fn num_running(&self) -> usize {
+        self.running.lock().unwrap().len()
+    }
+
+    pub(crate) fn num_aborted(&self) -> usize {
+        self.aborted.lock().unwrap().len()
+    }
+
+    /// Prompts and `max_tokens` of all requests so far.
+    pub(crate) fn requests(&self) -> Vec<(Vec<u32>, usize)> {
+        self.prompts.lock().unwrap().clone()
+    }
+}
+
+impl Generate for FakeEngine {
+    fn limits(&self) -> &RequestLimits {
+        &self.limits
+    }
+
+    fn submit(
+        &self,
+        request: ValidRequest,
+        mut sink: Box<dyn TokenSink>,
+    ) -> Result<RequestId, SubmitError> {
+        if !self.is_alive() {
+            return Err(SubmitError::Stopped);
+        }
+        let mut running = self.running.lock().unwrap();
+        if running.len() >= self.max_running {
+            return Err(SubmitError::QueueFull { max_outstanding: self.max_running });
+        }
+        let number = self.num_submitted.fetch_add(1, Ordering::Relaxed);
+        let id = RequestId(number as u64);
+        self.prompts.lock().unwrap().push((request.prompt().to_vec(), request.max_tokens()));
+        let updates = (self.script)(request.prompt(), number);
+        let ends = matches!(updates.last(), Some(Update::Finished(_)));
+        for update in updates {
+            sink.send(update).unwrap();
+        }
+        if !ends {
+            running.insert(id, sink);
+        }
+        Ok(id)
+    }
+
+    fn abort(&self, id: RequestId) {
+        self.aborted.lock().unwrap().push(id);
+        if let Some(mut sink) = self.running.lock().unwrap().remove(&id) {
+            let _ = sink.send(Update::Finished(FinishReason::Aborted));
+        }
+    }
+
+    fn stats(&self) -> &EngineStats {
+        &self.stats
+    }
+
+    fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Relaxed)
+    }
+}
+
+/// A server without a network.
+#[derive(Clone)]
+pub(crate) struct TestServer {
+    pub(crate) engine: Arc<FakeEngine>,
+    pub(crate) state: ServerState,
+}
+
+impl TestServer {
+    pub(crate) fn new(engine: FakeEngine) -> Self {
+        let engine = Arc::new(engine);
+        let mut config = ServerConfig::new("tiny");
+        config.model_names.push("org/tiny".to_owned());
+        config.max_body_bytes = 64 << 10;
+        let state = ServerState::new(engine.clone(), tokenizer(), config);
+        Self { engine, state }
+    }
+
+    /// A server whose every sequence generates these tokens and then its length is reached.
+    pub(crate) fn generating(tokens: &[u32]) -> Self {
+        let tokens = tokens.to_vec();
+        Self::new(FakeEngine::new(move |_, _| script(&tokens, FinishReason::Length)))
+    }
+
+    pub(crate) fn saying(text: &'static str) -> Self {
+        Self::new(FakeEngine::new(move |_, _| says(text)))
+    }
+
+    pub(crate) async fn send(&self, request: Request<Body>) -> Response {
+        router(self.state.clone()).oneshot(request).await.unwrap()
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> (StatusCode, Value) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let (status, _, value) = read(self.send(request).await).await;
+        (status, value)
+    }
+
+    pub(crate) async fn post_text(&self, path: &str, body: &str) -> (StatusCode, HeaderMap, Value) {
+        read(self.send(json_request(path, body)).await).await
+    }
+
+    /// Posts a request that must succeed.
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Value {
+        let (status, _, value) = self.post_text(path, &body.to_string()).await;
+        assert_eq!(status, StatusCode::OK, "{value}");
+        value
+    }
+
+    /// Posts a request that must be streamed, and gives its events' data.
+    pub(crate) async fn stream(&self, path: &str, mut body: Value) -> Vec<String> {
+        body["stream"] = json!(true);
+        let response = self.send(json_request(path, &body.to_string())).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        events(std::str::from_utf8(&text).unwrap())
+    }
+}
+
+/// The data of server-sent events.
+pub(crate) fn events(text: &str) -> Vec<String> {
+    let event = |event: &str| {
+        event.strip_prefix("data: ").unwrap_or_else(|| panic!("{event:?}")).to_owned()
+    };
+    text.split_terminator("\n\n").map(event).collect()
+}
+
+/// Events of a stream that ended well, as JSON and without what changes from run to run.
+pub(crate) fn chunks(events: &[String]) -> Vec<Value> {
+    let (done, chunks) = events.split_last().unwrap();
+    assert_eq!(done, "[DONE]");
+    chunks.iter().map(|chunk| steady(serde_json::from_str(chunk).unwrap())).collect()
+}
+
+/// Checks what changes from run to run and takes it out.
+pub(crate) fn steady(mut response: Value) -> Value {
+    let fields = response.as_object_mut().unwrap();
+    assert!(fields.shift_remove("id").unwrap().is_string());
+    assert!(fields.shift_remove("created").unwrap().as_u64().unwrap() > 1_700_000_000);
+    let fingerprint = fields.shift_remove("system_fingerprint").unwrap();
+    assert!(fingerprint.as_str().unwrap().starts_with("fp_"));
+    response
+}
+
+pub(crate) fn json_request(path: &str, body: &str) -> Request<Body> {
+    let request = Request::post(path).header("content-type", "application/json");
+    request.body(Body::from(body.to_owned())).unwrap()
+}
+
+pub(crate) async fn read(response: Response) -> (StatusCode, HeaderMap, Value) {
+    let (parts, body) = response.into_parts();
+    let body = to_bytes(body, usize::MAX).await.unwrap();
+    let value = serde_json::from_slice(&body).unwrap_or_else(|_| panic!("{body:?}"));
+    (parts.status, parts.headers, value)
+}
