@@ -15,7 +15,7 @@ use functions::Refusal;
 /// 320 MB at most, and a thousand steps for each of 5,000 messages.
 const FUEL: u64 = 5_000_000;
 
-/// How deep a template may nest; a macro's call costs some ten. What a thread's stack of 2 MB holds.
+/// How deep a template may nest, a macro's call costing some ten: what a stack of 2 MB holds.
 const RECURSION_LIMIT: usize = 500;
 
 const DEFAULT: &str = "chat_template";

@@ -4,8 +4,8 @@
 //! come back as ids and leave as text. In reading order:
 //!
 //! - [`Tokenizer`]: the one type that callers hold, from a [`GgufVocab`] or a Hugging Face folder.
-//! - `encoder`: how text becomes ids, by `specials`, `bpe` (with `pre_rules` and `byte_level`), `spm`,
-//!   or `hf` (with `hf_decoder`, `hf_frame`).
+//! - `encoder`: how text becomes ids, by `specials` and then `bpe` (with `pre_rules` and
+//!   `byte_level`) or `spm`; or by `hf` (with `hf_decoder`, `hf_frame`).
 //! - [`TokenTable`]: the bytes and the kind of every id; [`DecodeStream`] turns ids into text.
 //! - [`StopMatcher`]: stop strings that may span or start inside tokens.
 //! - [`ChatTemplate`]: messages to prompt, as `transformers` renders them.
@@ -15,7 +15,7 @@
 //! byte, and no push ever ends inside a character.
 //! Invariant: a [`StopMatcher`] releases no byte of a stop string, nor of a prefix that could
 //! still become one.
-//! Invariant: under [`Special::AsText`] no control token's id is ever produced from text.
+//! Invariant: under [`Special::AsText`] a control token's name in a text is ordinary text.
 
 mod bpe;
 mod byte_level;

@@ -99,7 +99,9 @@ fn vocabularies_that_contradict_themselves_are_refused() {
 
 proptest! {
     #[test]
-    fn decoding_inverts_encoding(text in prop_oneof![any::<String>(), "[ a-z\u{e9}\u{65e5}]{0,40}"]) {
+    fn decoding_inverts_encoding(
+        text in prop_oneof![any::<String>(), "[ a-z\u{e9}\u{65e5}]{0,40}"]
+    ) {
         prop_assume!(!text.contains('\u{2581}'));
         for tokenizer in [tokenizer("llama"), tokenizer("gemma")] {
             let ids = tokenizer.encode(&text, Special::AsText).unwrap();
