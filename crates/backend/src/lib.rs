@@ -1,8 +1,8 @@
-//! What a device must be able to do, and the CPU as the first device.
+//! What a device must be able to do, and the devices that can: the CPU and NVIDIA's GPUs.
 //!
 //! Reading order: [`dtype`] and [`tensor`] (what weights look like on the host), [`step`] (what one
 //! step's inputs and outputs look like, word by word), [`ops`] (the [`Backend`] trait: memory,
-//! streams, events and about a dozen operators), [`cpu`] (its implementation).
+//! streams, events and about a dozen operators), [`cpu`] and [`cuda`] (its implementations).
 //!
 //! Invariant: operators are enqueued on a stream and return at once; only
 //! [`Backend::synchronize`] waits for the device.
@@ -10,6 +10,7 @@
 //! Invariant: this is the last room where `unsafe` is allowed.
 
 pub mod cpu;
+pub mod cuda;
 mod dtype;
 mod error;
 mod mapped_file;
@@ -24,6 +25,6 @@ pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
 pub use dtype::Dtype;
 pub use error::BackendError;
 pub use mapped_file::MappedFile;
-pub use ops::{AttentionShape, Backend, DeviceBatch, KvLayer};
+pub use ops::{AttentionShape, Backend, DeviceBatch, Graph, KvLayer};
 pub use step::{OutputLayout, RowState, SamplingRow, StepCapacity, StepInputs, StepShape};
 pub use tensor::{HostTensor, TensorData};

@@ -4,7 +4,7 @@
 //! [`StepShape`]; everything else an operator needs it reads from device memory at fixed addresses
 //! ([`DeviceBatch`]), so that a backend may capture a step as a graph.
 
-use std::time::Duration;
+use std::{any::Any, time::Duration};
 
 use crate::{BackendError, Dtype, HostTensor, StepCapacity, StepShape};
 
@@ -42,6 +42,11 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         label: &'static str,
         len: usize,
     ) -> Result<Self::Buffer, BackendError>;
+
+    /// Allocates `len` logits (f32 on every device), zeroed.
+    fn alloc_logits(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError> {
+        self.alloc_activations(label, len)
+    }
 
     /// Allocates `len` 32-bit words, zeroed.
     fn alloc_words(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError>;
@@ -199,6 +204,47 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Draws one token for every sampled row and writes it, and what else the row asked for, to
     /// the output words.
     fn sample(&self, args: Sample<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    // --- graphs ---
+
+    /// The shape to pad `step` to, if a graph captured for that shape can stand for it; its rows
+    /// beyond the step's own do nothing. `None`: enqueue the step's operators one by one.
+    fn padded_shape(&self, step: StepShape, capacity: StepCapacity) -> Option<StepShape> {
+        let _ = (step, capacity);
+        None
+    }
+
+    /// Captures what `enqueue` enqueues on `stream`, without running it. `enqueue` may be called more
+    /// than once and must enqueue the same each time; its buffers must outlive the graph.
+    fn capture(
+        &self,
+        stream: &Self::Stream,
+        enqueue: &dyn Fn() -> Result<(), BackendError>,
+    ) -> Result<Graph, BackendError> {
+        let _ = (stream, enqueue);
+        Err(BackendError::Unsupported(format!("{}: no graphs", self.description())))
+    }
+
+    /// Enqueues what `graph` captured.
+    fn replay(&self, graph: &Graph, stream: &Self::Stream) -> Result<(), BackendError> {
+        let _ = (graph, stream);
+        Err(BackendError::Unsupported(format!("{}: no graphs", self.description())))
+    }
+}
+
+/// What [`Backend::capture`] captured, in the backend's own form.
+pub struct Graph(Box<dyn Any + Send>);
+
+impl Graph {
+    /// Wraps a backend's own form.
+    pub fn new(captured: impl Any + Send) -> Self {
+        Self(Box::new(captured))
+    }
+
+    /// The backend's own form, if it is of type `T`.
+    pub fn get<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
 }
 
 /// One step's inputs on the device, at fixed addresses; see [`crate::step`] for the sections.

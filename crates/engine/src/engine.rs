@@ -19,7 +19,7 @@ use crate::{
     handle::{Command, Submission},
     io_slot::{IoSlotId, IoSlots},
     live_requests::{LiveRequest, LiveRequests},
-    runner::ModelRunner,
+    runner::{ModelRunner, StepSlots},
     staging,
     trace::TraceClock,
 };
@@ -238,7 +238,8 @@ impl<B: Backend> Engine<B> {
         self.backend.write_host(host_inputs, |words| self.inputs.pack(words))
     }
 
-    fn enqueue(&self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {
+    fn enqueue(&mut self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {
+        let num_output_words = self.num_output_words();
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
         backend.record(&io.h2d.started, &streams.h2d)?;
         let num_words = step.num_words();
@@ -247,15 +248,14 @@ impl<B: Backend> Engine<B> {
 
         backend.wait(&io.h2d.done, &streams.compute)?;
         backend.record(&io.compute.started, &streams.compute)?;
-        let previous = self.io.before(id);
-        self.runner.carry_over_and_forward(backend, io, previous, step, &streams.compute)?;
-        self.runner.sample(backend, io, step, &streams.compute)?;
+        let slots = StepSlots { id, io, previous: self.io.before(id) };
+        self.runner.run(backend, &slots, step, &streams.compute)?;
         backend.record(&io.compute.done, &streams.compute)?;
 
         backend.wait(&io.compute.done, &streams.d2h)?;
         backend.record(&io.d2h.started, &streams.d2h)?;
-        let num_words = self.num_output_words();
-        backend.copy_to_host(&io.device_outputs, &io.host_outputs, num_words, &streams.d2h)?;
+        let (outputs, host) = (&io.device_outputs, &io.host_outputs);
+        backend.copy_to_host(outputs, host, num_output_words, &streams.d2h)?;
         backend.record(&io.d2h.done, &streams.d2h)
     }
 

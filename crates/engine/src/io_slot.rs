@@ -42,7 +42,7 @@ pub(crate) struct IoSlots<B: Backend> {
 }
 
 /// Which of the two slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct IoSlotId(usize);
 
 impl<B: Backend> IoSlots<B> {

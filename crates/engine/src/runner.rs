@@ -1,12 +1,17 @@
 //! The model runner: what a step enqueues on the compute stream.
 
+use std::collections::HashMap;
+
 use inflight_backend::{
-    Backend, BackendError, DeviceBatch, KvLayer, StepShape,
+    Backend, BackendError, DeviceBatch, Graph, KvLayer, StepCapacity, StepShape,
     ops::{Sample, SamplingState},
 };
 use inflight_model::{Decoder, ForwardInputs, Scratch};
 
-use crate::{EngineConfig, io_slot::IoSlot};
+use crate::{
+    EngineConfig,
+    io_slot::{IoSlot, IoSlotId},
+};
 
 /// The model and all device memory that steps share. Only the compute stream touches it, so one set
 /// serves both IO slots.
@@ -17,7 +22,16 @@ pub(crate) struct ModelRunner<B: Backend> {
     scratch: Scratch<B>,
     state: SamplingState<B>,
     block_size: usize,
-    max_rows: usize,
+    capacity: StepCapacity,
+    /// Captured when first needed. A graph knows its slot's buffers and the rows it is padded to.
+    graphs: HashMap<(IoSlotId, usize), Graph>,
+}
+
+/// The slot that a step uses, and the slot whose outputs it carries over.
+pub(crate) struct StepSlots<'a, B: Backend> {
+    pub(crate) id: IoSlotId,
+    pub(crate) io: &'a IoSlot<B>,
+    pub(crate) previous: &'a IoSlot<B>,
 }
 
 impl<B: Backend> ModelRunner<B> {
@@ -44,21 +58,45 @@ impl<B: Backend> ModelRunner<B> {
             },
             decoder,
             block_size: config.block_size,
-            max_rows: config.max_num_seqs,
+            capacity,
+            graphs: HashMap::new(),
         })
     }
 
-    /// Unpacks the slot, replaces carried-over tokens and computes the logits of sampled rows.
-    pub(crate) fn carry_over_and_forward(
-        &self,
+    /// Enqueues all of a step: by replaying a graph where the device has them for steps of this
+    /// shape, else operator by operator.
+    pub(crate) fn run(
+        &mut self,
         backend: &B,
-        io: &IoSlot<B>,
-        previous: &IoSlot<B>,
+        slots: &StepSlots<'_, B>,
         step: StepShape,
         compute: &B::Stream,
     ) -> Result<(), BackendError> {
-        let outputs = &previous.device_outputs;
-        backend.unpack(&io.device_inputs, outputs, step, &self.batch, compute)?;
+        let Some(padded) = backend.padded_shape(step, self.capacity) else {
+            self.carry_over_and_forward(backend, slots, step, compute)?;
+            return self.sample(backend, slots, step, compute);
+        };
+        let key = (slots.id, padded.num_rows);
+        if !self.graphs.contains_key(&key) {
+            let graph = backend.capture(compute, &|| {
+                self.carry_over_and_forward(backend, slots, padded, compute)?;
+                self.sample(backend, slots, padded, compute)
+            })?;
+            self.graphs.insert(key, graph);
+        }
+        backend.replay(&self.graphs[&key], compute)
+    }
+
+    /// Unpacks the slot, replaces carried-over tokens and computes the logits of sampled rows.
+    fn carry_over_and_forward(
+        &self,
+        backend: &B,
+        slots: &StepSlots<'_, B>,
+        step: StepShape,
+        compute: &B::Stream,
+    ) -> Result<(), BackendError> {
+        let (packed, outputs) = (&slots.io.device_inputs, &slots.previous.device_outputs);
+        backend.unpack(packed, outputs, step, &self.batch, compute)?;
         backend.track_tokens(&self.batch, step, &self.state, compute)?;
         let inputs = ForwardInputs {
             batch: &self.batch,
@@ -72,10 +110,10 @@ impl<B: Backend> ModelRunner<B> {
 
     /// Draws the sampled rows' tokens. Apart from the forward pass, so that a row under a grammar
     /// can get its mask while the device computes.
-    pub(crate) fn sample(
+    fn sample(
         &self,
         backend: &B,
-        io: &IoSlot<B>,
+        slots: &StepSlots<'_, B>,
         step: StepShape,
         compute: &B::Stream,
     ) -> Result<(), BackendError> {
@@ -87,8 +125,8 @@ impl<B: Backend> ModelRunner<B> {
             state: &self.state,
             batch: &self.batch,
             step,
-            outputs: &io.device_outputs,
-            max_rows: self.max_rows,
+            outputs: &slots.io.device_outputs,
+            max_rows: self.capacity.max_rows,
         };
         backend.sample(args, compute)
     }

@@ -47,7 +47,7 @@ impl<B: Backend> Scratch<B> {
             gate_up: alloc("gate_up", tokens, 2 * config.ffn_size)?,
             ffn: alloc("ffn", tokens, config.ffn_size)?,
             sampled: alloc("sampled", rows, config.hidden_size)?,
-            logits: alloc("logits", rows, config.vocab_size)?,
+            logits: backend.alloc_logits("logits", rows.saturating_mul(config.vocab_size))?,
         })
     }
 

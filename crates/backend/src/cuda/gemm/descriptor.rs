@@ -1,0 +1,169 @@
+//! What cuBLASLt is told about a product: owned descriptors.
+
+use std::ffi::c_void;
+
+use cudarc::{cublaslt::sys as lt, driver::sys::CUdeviceptr};
+
+use crate::{
+    BackendError,
+    cuda::{check::check_blas, memory::Element, stream::WORKSPACE_BYTES},
+};
+
+/// `CUBLAS_OP_T` of cuBLAS, whose types cuBLASLt's binding lacks.
+const TRANSPOSED: i32 = 1;
+
+/// The operation: the first operand transposed, f32 accumulation, perhaps a bias.
+pub(super) struct ProductDescriptor(lt::cublasLtMatmulDesc_t);
+
+impl ProductDescriptor {
+    pub(super) fn new(bias: bool) -> Result<Self, BackendError> {
+        use lt::cublasLtMatmulDescAttributes_t as Attribute;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the result; destroyed in `drop`.
+        let status = unsafe {
+            lt::cublasLtMatmulDescCreate(
+                &raw mut raw,
+                lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                lt::cudaDataType_t::CUDA_R_32F,
+            )
+        };
+        check_blas("cublasLtMatmulDescCreate", status)?;
+        let descriptor = Self(raw);
+        descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if bias {
+            let epilogue = lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            let element = lt::cudaDataType_t::CUDA_R_16BF;
+            descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &element)?;
+        }
+        Ok(descriptor)
+    }
+
+    /// Where the bias of the next product is.
+    pub(super) fn set_bias(&self, bias: CUdeviceptr) -> Result<(), BackendError> {
+        self.set(lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
+    }
+
+    pub(super) fn raw(&self) -> lt::cublasLtMatmulDesc_t {
+        self.0
+    }
+
+    fn set<T>(
+        &self,
+        attribute: lt::cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<(), BackendError> {
+        let value: *const T = value;
+        // SAFETY: the descriptor lives; `value` is of the size given and is copied.
+        let status = unsafe {
+            lt::cublasLtMatmulDescSetAttribute(self.0, attribute, value.cast(), size_of::<T>())
+        };
+        check_blas("cublasLtMatmulDescSetAttribute", status)
+    }
+}
+
+impl Drop for ProductDescriptor {
+    fn drop(&mut self) {
+        // SAFETY: created in `new` and destroyed once. A failure leaks host memory, no more.
+        let _ = unsafe { lt::cublasLtMatmulDescDestroy(self.0) };
+    }
+}
+
+/// Places of the three operands.
+pub(super) struct Layouts {
+    /// `[n, k]`.
+    pub(super) weight: Layout,
+    /// `[num_rows, k]`.
+    pub(super) x: Layout,
+    /// `[num_rows, n]`.
+    pub(super) out: Layout,
+}
+
+impl Layouts {
+    pub(super) fn new(
+        num_rows: usize,
+        n: usize,
+        k: usize,
+        out: Element,
+    ) -> Result<Self, BackendError> {
+        Ok(Self {
+            weight: Layout::new(Element::Bf16, k, n)?,
+            x: Layout::new(Element::Bf16, k, num_rows)?,
+            out: Layout::new(out, n, num_rows)?,
+        })
+    }
+}
+
+/// A column-major matrix without gaps.
+pub(super) struct Layout(lt::cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(element: Element, rows: usize, cols: usize) -> Result<Self, BackendError> {
+        let element = match element {
+            Element::Bf16 => lt::cudaDataType_t::CUDA_R_16BF,
+            Element::F32 | Element::Word => lt::cudaDataType_t::CUDA_R_32F,
+        };
+        let (rows, cols, stride) = (rows as u64, cols as u64, rows as i64);
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the result; destroyed in `drop`.
+        let status =
+            unsafe { lt::cublasLtMatrixLayoutCreate(&raw mut raw, element, rows, cols, stride) };
+        check_blas("cublasLtMatrixLayoutCreate", status)?;
+        Ok(Self(raw))
+    }
+
+    pub(super) fn raw(&self) -> lt::cublasLtMatrixLayout_t {
+        self.0
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: created in `new` and destroyed once. A failure leaks host memory, no more.
+        let _ = unsafe { lt::cublasLtMatrixLayoutDestroy(self.0) };
+    }
+}
+
+/// What algorithms may do: use the workspace, and add up partial sums in f32 there, in order.
+pub(super) struct Preference(lt::cublasLtMatmulPreference_t);
+
+impl Preference {
+    pub(super) fn new() -> Result<Self, BackendError> {
+        use lt::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the result; destroyed in `drop`.
+        let status = unsafe { lt::cublasLtMatmulPreferenceCreate(&raw mut raw) };
+        check_blas("cublasLtMatmulPreferenceCreate", status)?;
+        let preference = Self(raw);
+        let workspace = WORKSPACE_BYTES as u64;
+        let schemes = lt::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        let (size, value) = (size_of::<u64>(), (&raw const workspace).cast());
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, value, size)?;
+        let (size, value) = (size_of::<u32>(), (&raw const schemes).cast());
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, value, size)?;
+        Ok(preference)
+    }
+
+    pub(super) fn raw(&self) -> lt::cublasLtMatmulPreference_t {
+        self.0
+    }
+
+    fn set(
+        &self,
+        attribute: lt::cublasLtMatmulPreferenceAttributes_t,
+        value: *const c_void,
+        size: usize,
+    ) -> Result<(), BackendError> {
+        // SAFETY: the preference lives; `value` points to `size` bytes, which are copied.
+        let status =
+            unsafe { lt::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, value, size) };
+        check_blas("cublasLtMatmulPreferenceSetAttribute", status)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created in `new` and destroyed once. A failure leaks host memory, no more.
+        let _ = unsafe { lt::cublasLtMatmulPreferenceDestroy(self.0) };
+    }
+}

@@ -1,0 +1,89 @@
+//! Which products share an algorithm.
+
+use std::fmt;
+
+use super::{Product, descriptor::Layouts};
+use crate::{BackendError, cuda::memory::Element};
+
+/// Products that share an algorithm: the same but for the number of rows within a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::cuda) struct Problem {
+    /// Most rows: a [`row_bucket`].
+    pub(super) num_rows: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) bias: bool,
+    pub(super) accumulate: bool,
+    /// Whether the output is f32 rather than bf16.
+    pub(super) f32_out: bool,
+}
+
+impl Problem {
+    pub(super) fn of(product: &Product) -> Self {
+        Self {
+            num_rows: row_bucket(product.num_rows),
+            n: product.n,
+            k: product.k,
+            bias: product.bias.is_some(),
+            accumulate: product.accumulate,
+            f32_out: product.out_element != Element::Bf16,
+        }
+    }
+
+    pub(super) fn out_element(self) -> Element {
+        if self.f32_out { Element::F32 } else { Element::Bf16 }
+    }
+
+    pub(super) fn layouts(self) -> Result<Layouts, BackendError> {
+        Layouts::new(self.num_rows, self.n, self.k, self.out_element())
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { num_rows, n, k, .. } = self;
+        write!(f, "{num_rows}x{n}x{k}")?;
+        for (set, mark) in [(self.bias, "+bias"), (self.accumulate, "+add"), (self.f32_out, "+f32")]
+        {
+            f.write_str(if set { mark } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// The smallest bucket that holds `num_rows`. Fine where decode steps are padded to it, coarse above.
+///
+/// 1, 2, 4, then multiples of 8 up to 64, of 16 up to 128, of 32 up to 256, then powers of two.
+pub(in crate::cuda) fn row_bucket(num_rows: usize) -> usize {
+    match num_rows {
+        0..=4 => num_rows.next_power_of_two(),
+        5..=64 => num_rows.next_multiple_of(8),
+        65..=128 => num_rows.next_multiple_of(16),
+        129..=256 => num_rows.next_multiple_of(32),
+        _ => num_rows.next_power_of_two(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_hold_their_rows_and_waste_little() {
+        for (num_rows, bucket) in
+            [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16), (17, 24), (32, 32), (33, 40)]
+        {
+            assert_eq!(row_bucket(num_rows), bucket);
+        }
+        for (num_rows, bucket) in [(64, 64), (65, 80), (129, 160), (256, 256), (257, 512)] {
+            assert_eq!(row_bucket(num_rows), bucket);
+        }
+        let buckets: Vec<usize> = (1..=256).map(row_bucket).collect();
+        assert!(buckets.iter().zip(1..).all(|(bucket, num_rows)| *bucket >= num_rows));
+        assert!(buckets.is_sorted());
+        assert!(buckets.iter().all(|bucket| row_bucket(*bucket) == *bucket));
+        let mut distinct = buckets;
+        distinct.dedup();
+        assert_eq!(distinct.len(), 19);
+    }
+}

@@ -1,0 +1,113 @@
+//! The algorithms that earlier runs found fastest, in a text file of one line each.
+//!
+//! cuBLASLt's algorithms are opaque words that mean something to one version of it only, so the
+//! file's name says GPU, driver and cuBLASLt. A file that cannot be read or written is no error:
+//! tuning takes its place.
+
+use std::{
+    collections::HashMap,
+    fs::{self, OpenOptions},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
+
+use super::Problem;
+use crate::cuda::device::DeviceInfo;
+
+/// Words of an algorithm.
+const WORDS: usize = 8;
+
+pub(super) struct AlgorithmStore {
+    path: Option<PathBuf>,
+    /// By the problem's text.
+    known: HashMap<String, [u64; WORDS]>,
+}
+
+impl AlgorithmStore {
+    pub(super) fn open(cache: Option<&Path>, device: &DeviceInfo, cublaslt_version: usize) -> Self {
+        let keep = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+        let gpu: String = device.name.chars().map(keep).collect();
+        let name = format!("gemm-{gpu}-{}-{cublaslt_version}.txt", device.driver_version);
+        let path = cache.map(|folder| folder.join(name));
+        let text = path.as_ref().and_then(|path| fs::read_to_string(path).ok());
+        let known = text.iter().flat_map(|text| text.lines()).filter_map(parse).collect();
+        Self { path, known }
+    }
+
+    pub(super) fn get(&self, problem: &Problem) -> Option<cublasLtMatmulAlgo_t> {
+        self.known.get(&problem.to_string()).map(|data| cublasLtMatmulAlgo_t { data: *data })
+    }
+
+    /// Remembers a choice. One line is one write, so that two processes do not mix theirs.
+    pub(super) fn put(&mut self, problem: Problem, algorithm: cublasLtMatmulAlgo_t) {
+        self.known.insert(problem.to_string(), algorithm.data);
+        let Some(path) = &self.path else { return };
+        let words: Vec<String> = algorithm.data.iter().map(|word| format!("{word:x}")).collect();
+        let line = format!("{problem} {}\n", words.join(" "));
+        let file = path.parent().map_or(Ok(()), fs::create_dir_all);
+        let file = file.and_then(|()| OpenOptions::new().create(true).append(true).open(path));
+        if file.and_then(|mut file| file.write_all(line.as_bytes())).is_err() {
+            self.path = None; // nowhere to write: do not try again
+        }
+    }
+}
+
+/// A line's problem and algorithm, if it is whole.
+fn parse(line: &str) -> Option<(String, [u64; WORDS])> {
+    let mut fields = line.split(' ');
+    let problem = fields.next()?.to_owned();
+    let mut words = [0; WORDS];
+    for word in &mut words {
+        *word = u64::from_str_radix(fields.next()?, 16).ok()?;
+    }
+    fields.next().is_none().then_some((problem, words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str) -> DeviceInfo {
+        DeviceInfo {
+            name: name.into(),
+            compute_capability: (9, 0),
+            num_sms: 132,
+            max_shared_bytes: 232_448,
+            l2_bytes: 50 << 20,
+            memory_bytes: 141 << 30,
+            driver_version: 13000,
+        }
+    }
+
+    fn problem(num_rows: usize) -> Problem {
+        Problem { num_rows, n: 6144, k: 4096, bias: true, accumulate: false, f32_out: false }
+    }
+
+    #[test]
+    fn choices_outlive_the_process_and_damaged_lines_do_not_matter() {
+        let folder = std::env::temp_dir().join(format!("inflight-gemm-{}", std::process::id()));
+        let open = |name| AlgorithmStore::open(Some(&folder), &device(name), 130_100);
+        let algorithm = cublasLtMatmulAlgo_t { data: [1, 2, 3, u64::MAX, 5, 6, 7, 8] };
+        open("NVIDIA H200").put(problem(8), algorithm);
+        let path = folder.join("gemm-NVIDIA-H200-13000-130100.txt");
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "8x6144x4096+bias 1 2 3 ffffffffffffffff 5 6 7 8\n");
+        fs::write(&path, format!("{text}16x6144x4096+bias 1 2 zz\n\n9 1 2 3 4 5 6 7 8 9\n"))
+            .unwrap();
+        assert_eq!(open("NVIDIA H200").get(&problem(8)), Some(algorithm));
+        assert_eq!(open("NVIDIA H200").get(&problem(16)), None);
+        assert_eq!(open("NVIDIA H100").get(&problem(8)), None);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_written_still_remembers() {
+        let mut store = AlgorithmStore::open(Some(Path::new("/dev/null/x")), &device("GPU"), 1);
+        let algorithm = cublasLtMatmulAlgo_t { data: [7; WORDS] };
+        store.put(problem(1), algorithm);
+        assert_eq!(store.get(&problem(1)), Some(algorithm));
+        assert!(store.path.is_none());
+    }
+}

@@ -1,0 +1,135 @@
+//! The fastest algorithm for a problem, timed as the loop will run it: inside a graph, so that the
+//! host's launches do not count, and over one matrix after the other, so that the L2 cache is cold.
+
+use std::time::Duration;
+
+use cudarc::{cublaslt::sys as lt, driver::sys};
+
+use super::{Gemm, Plan, Problem, Product};
+use crate::{
+    BackendError,
+    cuda::{
+        check::check,
+        graph::CapturedGraph,
+        memory::Allocation,
+        stream::{CudaEvent, CudaStream},
+    },
+};
+
+/// Proposals asked of cuBLASLt.
+pub(super) const MAX_CANDIDATES: usize = 8;
+/// Products in one timed graph.
+const NUM_PRODUCTS: usize = 8;
+/// Timed runs of that graph; the fastest counts.
+const NUM_RUNS: usize = 3;
+/// How much faster a later proposal must be: less is noise.
+const MIN_GAIN: f64 = 0.02;
+/// Two bytes of this make a bf16 of about 0.01: neither zeros, which are faster than real values,
+/// nor anything that grows.
+const FILLER: u8 = 0x3c;
+
+impl Gemm {
+    /// Times `candidates` and puts the fastest into `plan`. Without memory to try them in, `plan`
+    /// stays as it is.
+    pub(super) fn fastest(
+        &self,
+        mut plan: Plan,
+        candidates: &[lt::cublasLtMatmulAlgo_t],
+        problem: Problem,
+        weights: &[sys::CUdeviceptr],
+        stream: &CudaStream,
+    ) -> Result<Plan, BackendError> {
+        let Some(trial) = Trial::new(self, problem, weights)? else { return Ok(plan) };
+        let mut best = (f64::INFINITY, plan.algorithm);
+        for algorithm in candidates {
+            plan.algorithm = *algorithm;
+            let time = trial.time(self, &plan, stream)?.as_secs_f64();
+            if time < best.0 * (1.0 - MIN_GAIN) {
+                best = (time, *algorithm);
+            }
+        }
+        plan.algorithm = best.1;
+        Ok(plan)
+    }
+}
+
+/// Operands to try algorithms with.
+struct Trial<'a> {
+    problem: Problem,
+    weights: &'a [sys::CUdeviceptr],
+    x: Allocation,
+    bias: Allocation,
+    out: Allocation,
+    started: CudaEvent,
+    ended: CudaEvent,
+}
+
+impl<'a> Trial<'a> {
+    /// `None` if there is no memory for it.
+    fn new(
+        gemm: &Gemm,
+        problem: Problem,
+        weights: &'a [sys::CUdeviceptr],
+    ) -> Result<Option<Self>, BackendError> {
+        let device = &gemm.device;
+        let filled = |bytes| {
+            let allocation = match Allocation::new(device, "tuning", bytes) {
+                Err(BackendError::OutOfMemory { .. }) => return Ok(None),
+                other => other?,
+            };
+            let (address, bytes) = (allocation.address(), allocation.bytes());
+            // SAFETY: the range is the whole allocation.
+            check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(address, FILLER, bytes) })?;
+            Ok::<_, BackendError>(Some(allocation))
+        };
+        let Problem { num_rows, n, k, .. } = problem;
+        let x = filled(num_rows * k * 2)?;
+        let bias = filled(n * 2)?;
+        let out = filled(num_rows * n * problem.out_element().bytes())?;
+        let (Some(x), Some(bias), Some(out)) = (x, bias, out) else { return Ok(None) };
+        device.finish()?;
+        let event = || CudaEvent::new(device, false);
+        let (started, ended) = (event()?, event()?);
+        Ok(Some(Self { problem, weights, x, bias, out, started, ended }))
+    }
+
+    /// Time of [`NUM_PRODUCTS`] products by `plan`.
+    fn time(
+        &self,
+        gemm: &Gemm,
+        plan: &Plan,
+        stream: &CudaStream,
+    ) -> Result<Duration, BackendError> {
+        let graph = CapturedGraph::capture(&gemm.device, stream, || {
+            for i in 0..NUM_PRODUCTS {
+                gemm.launch(plan, &self.product(self.weights[i % self.weights.len()]), stream)?;
+            }
+            Ok(())
+        })?;
+        graph.launch(stream)?;
+        let mut best = Duration::MAX;
+        for _ in 0..NUM_RUNS {
+            self.started.record(stream)?;
+            graph.launch(stream)?;
+            self.ended.record(stream)?;
+            self.ended.synchronize()?;
+            best = best.min(self.started.elapsed_to(&self.ended)?);
+        }
+        Ok(best)
+    }
+
+    fn product(&self, weight: sys::CUdeviceptr) -> Product {
+        let Problem { num_rows, n, k, bias, accumulate, .. } = self.problem;
+        Product {
+            x: self.x.address(),
+            weight,
+            bias: bias.then(|| self.bias.address()),
+            out: self.out.address(),
+            out_element: self.problem.out_element(),
+            num_rows,
+            n,
+            k,
+            accumulate,
+        }
+    }
+}
