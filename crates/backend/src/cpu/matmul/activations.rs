@@ -12,10 +12,13 @@
 
 use std::ops::Range;
 
-use super::format::GroupLayout;
+use super::{format::GroupLayout, quantise};
 use crate::{
     Dtype,
-    cpu::pool::{SharedMut, ThreadPool},
+    cpu::{
+        pool::{SharedMut, ThreadPool},
+        simd::SimdLevel,
+    },
 };
 
 /// Rows of activations cut into blocks.
@@ -88,12 +91,17 @@ impl Form {
 }
 
 /// Memory for one form of a matmul's activations; grows to the largest and stays.
-#[derive(Default)]
 pub(super) struct Activations {
+    level: SimdLevel,
     words: Vec<u32>,
 }
 
 impl Activations {
+    /// Empty, to be filled by the instructions of `level`, which the processor must have.
+    pub(super) fn new(level: SimdLevel) -> Self {
+        Self { level, words: Vec::new() }
+    }
+
     /// Brings `x`, `[num_rows, cols]`, into `form`.
     pub(super) fn prepare(&mut self, pool: &ThreadPool, x: &[f32], blocks: RowBlocks, form: Form) {
         /// Elements worth a task of their own.
@@ -104,6 +112,7 @@ impl Activations {
         if self.words.len() < num_words {
             self.words.resize(num_words, 0);
         }
+        let level = self.level;
         let words = SharedMut::new(&mut self.words);
         let block_len = cols * blocks.rows(0).len().max(1);
         pool.run_chunks(blocks.num_blocks, MIN_TASK_LEN.div_ceil(block_len), |chunk| {
@@ -113,8 +122,8 @@ impl Activations {
                 let out = unsafe { words.slice(rows.start * row_words..rows.end * row_words) };
                 match form {
                     Form::Plain => interleave(x, rows.len(), out),
-                    Form::Groups16 => quantise_block::<16>(x, rows.len(), out),
-                    Form::Groups32 => quantise_block::<32>(x, rows.len(), out),
+                    Form::Groups16 => quantise::block::<16>(level, x, rows.len(), out),
+                    Form::Groups32 => quantise::block::<32>(level, x, rows.len(), out),
                 }
             }
         });
@@ -135,39 +144,6 @@ fn interleave(x: &[f32], num_rows: usize, out: &mut [u32]) {
     }
 }
 
-/// Quantises `[num_rows, cols]` in groups of `LEN` columns.
-fn quantise_block<const LEN: usize>(x: &[f32], num_rows: usize, out: &mut [u32]) {
-    let cols = x.len() / num_rows;
-    for (g, out) in out.chunks_exact_mut((2 + LEN / 4) * num_rows).enumerate() {
-        let (scales, rest) = out.split_at_mut(num_rows);
-        let (sums, words) = rest.split_at_mut(num_rows);
-        for row in 0..num_rows {
-            let group = x[row * cols + g * LEN..].first_chunk::<LEN>().expect("LEN divides cols");
-            let (scale, codes) = quantise(group);
-            scales[row] = scale.to_bits();
-            let sum = codes.iter().map(|code| i32::from(*code)).sum::<i32>();
-            sums[row] = (scale * sum as f32).to_bits();
-            for (i, quad) in codes.as_chunks::<4>().0.iter().enumerate() {
-                words[i * num_rows + row] = u32::from_ne_bytes(quad.map(i8::cast_unsigned));
-            }
-        }
-    }
-}
-
-/// Nearest codes under the scale that takes the largest magnitude to 127.
-///
-/// A NaN or an infinity makes the scale NaN or infinite, hence the outputs too.
-fn quantise<const LEN: usize>(x: &[f32; LEN]) -> (f32, [i8; LEN]) {
-    /// 1.5 * 2^23: adding it leaves no bits for a fraction, and rounds to nearest even.
-    const ROUNDER: f32 = 12_582_912.0;
-    // Magnitudes compare as their bits do, NaN above all.
-    let largest = x.iter().map(|x| (x.to_bits() & 0x7fff_ffff) as i32).fold(0, i32::max);
-    let largest = f32::from_bits(largest as u32);
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    // The code is in the low bits of the rounded sum.
-    (largest / 127.0, x.map(|x| (x * inverse + ROUNDER).to_bits() as i8))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,36 +156,5 @@ mod tests {
             assert_eq!(lens, expected);
         }
         assert_eq!(RowBlocks::new(0, 8).num_blocks(), 0);
-    }
-
-    #[test]
-    fn codes_round_to_nearest_under_the_largest_magnitude() {
-        let mut x = [0.0; 16];
-        x[..6].copy_from_slice(&[12.7, -12.7, 0.1, -0.249, 0.26, 6.349]);
-        let (scale, codes) = quantise(&x);
-        assert!((scale - 0.1).abs() < 1e-8);
-        assert_eq!(codes[..7], [127, -127, 1, -2, 3, 63, 0]);
-        assert_eq!(quantise(&[0.0; 16]), (0.0, [0; 16]));
-    }
-
-    #[test]
-    fn what_is_not_finite_stays_visible() {
-        let mut x = [1.0; 32];
-        x[7] = f32::NAN;
-        x[9] = f32::INFINITY;
-        assert!(quantise(&x).0.is_nan());
-        x[7] = -f32::NAN;
-        assert!(quantise(&x).0.is_nan());
-        x[7] = 0.0;
-        assert_eq!(quantise(&x).0, f32::INFINITY);
-    }
-
-    #[test]
-    fn tiny_groups_do_not_overflow() {
-        let mut x = [0.0; 16];
-        x[3] = f32::MIN_POSITIVE / 1e6;
-        let (scale, codes) = quantise(&x);
-        assert!(scale.is_finite());
-        assert!(codes.iter().all(|code| f32::from(*code) * scale <= x[3] * 2.0));
     }
 }

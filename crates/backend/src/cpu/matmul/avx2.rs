@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::{
     format::{
         Format, GroupLayout, Min, PANEL_ROWS, Q4K, Q4One, Q4Zero, Q5K, Q5One, Q5Zero, Q6K, Q8Zero,
-        VECTOR_BYTES,
+        SCALES_BYTES, VECTOR_BYTES,
     },
     tile::{Tile, TileKernel},
 };
@@ -43,33 +43,52 @@ const fn numbers<N: Number>() -> [TileKernel; 4] {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn group_tile<F: Format, const ROWS: usize>(tile: &Tile<'_>) {
     let layout = F::LAYOUT;
-    let x_group_words = (2 + layout.group_len / 4) * ROWS;
-    assert!(tile.weights.len() >= tile.num_steps * layout.group_bytes());
-    assert!(tile.x.len() >= tile.num_steps * x_group_words);
-    let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
-    for half in 0..2 {
-        for g in 0..tile.num_steps {
-            // SAFETY: group `g` is inside the panel and the block, as asserted above.
-            unsafe {
-                let weights = tile.weights.as_ptr().add(g * layout.group_bytes());
-                let x = tile.x.as_ptr().add(g * x_group_words).cast::<f32>();
-                let vectors = weights.add(layout.header_bytes() + half * VECTOR_BYTES / 2);
+    let num_super_blocks = tile.num_steps / layout.num_groups;
+    assert!(tile.weights.len() >= num_super_blocks * layout.super_block_bytes());
+    assert!(tile.x.len() >= tile.num_steps * (2 + layout.num_quads()) * ROWS);
+    // SAFETY: the panel and the block are long enough, as asserted.
+    let halves = [0, 1].map(|half| unsafe { half_sums::<F, ROWS>(tile, num_super_blocks, half) });
+    write::<ROWS>(tile, std::array::from_fn(|row| halves.map(|sums| sums[row])));
+}
+
+/// The sums of eight lanes.
+///
+/// # Safety
+/// The tile's panel and block have as many super-blocks.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn half_sums<F: Format, const ROWS: usize>(
+    tile: &Tile<'_>,
+    num_super_blocks: usize,
+    half: usize,
+) -> [__m256; ROWS] {
+    let layout = F::LAYOUT;
+    let (mut weights, mut x) = (tile.weights.as_ptr(), tile.x.as_ptr().cast::<f32>());
+    let mut sums = [_mm256_setzero_ps(); ROWS];
+    for _ in 0..num_super_blocks {
+        // SAFETY: the caller's promise: the pointers walk through the panel and the block.
+        unsafe {
+            let header = weights;
+            weights = weights.add(layout.header_bytes());
+            for _ in 0..layout.num_groups {
+                let vectors = weights.add(layout.factors_bytes() + half * VECTOR_BYTES / 2);
                 let dots = group_dots::<F, ROWS>(vectors, x.add(2 * ROWS).cast());
-                let (scales, mins) = scales_and_mins(layout, weights, half);
+                let (scales, mins) = scales_and_mins(layout, header, weights, half);
                 for row in 0..ROWS {
-                    let sum = &mut sums[row][half];
                     let dot = _mm256_cvtepi32_ps(dots[row]);
                     let scaled = _mm256_mul_ps(dot, _mm256_set1_ps(*x.add(row)));
-                    *sum = _mm256_fmadd_ps(scaled, scales, *sum);
-                    *sum = _mm256_fmadd_ps(mins, _mm256_set1_ps(*x.add(ROWS + row)), *sum);
+                    sums[row] = _mm256_fmadd_ps(scaled, scales, sums[row]);
+                    let x_sum = _mm256_set1_ps(*x.add(ROWS + row));
+                    sums[row] = _mm256_fmadd_ps(mins, x_sum, sums[row]);
                 }
+                weights = weights.add(layout.group_bytes());
+                x = x.add((2 + layout.num_quads()) * ROWS);
             }
         }
     }
-    write(tile, sums);
+    sums
 }
 
-/// Dot products of eight rows of codes with every row's.
+/// Dot products of eight rows of codes with those of every row of activations.
 ///
 /// # Safety
 /// The pointers lead to the half vectors and the words of one group.
@@ -78,35 +97,52 @@ unsafe fn group_dots<F: Format, const ROWS: usize>(
     vectors: *const u8,
     words: *const i32,
 ) -> [__m256i; ROWS] {
-    let num_vectors = F::LAYOUT.num_vectors();
-    let nibble = _mm256_set1_epi8(15);
     let mut dots = [_mm256_setzero_si256(); ROWS];
-    for i in 0..num_vectors {
+    for i in 0..F::LAYOUT.num_quads() {
         // SAFETY: the caller's promise.
         unsafe {
-            let codes = _mm256_loadu_si256(vectors.add(i * VECTOR_BYTES).cast());
-            if F::LAYOUT.code_bits == 4 {
-                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), nibble);
-                let high_words = words.add((i + num_vectors) * ROWS);
-                add_dots::<F, ROWS>(
-                    &mut dots,
-                    _mm256_and_si256(codes, nibble),
-                    words.add(i * ROWS),
-                );
-                add_dots::<F, ROWS>(&mut dots, high, high_words);
-            } else {
-                add_dots::<F, ROWS>(&mut dots, codes, words.add(i * ROWS));
-            }
+            let codes = quad(F::LAYOUT, vectors, i);
+            add_dots::<F, ROWS>(&mut dots, codes, words.add(i * ROWS));
         }
     }
     dots
 }
 
+/// Codes of quad `i`, one in each byte.
+///
+/// # Safety
+/// `vectors` leads to half the codes of a group, which has more than `i` quads.
+#[target_feature(enable = "avx2")]
+unsafe fn quad(layout: GroupLayout, vectors: *const u8, i: usize) -> __m256i {
+    // SAFETY: the caller's promise; see `format` for what is where.
+    let vector = |start: usize| unsafe { _mm256_loadu_si256(vectors.add(start).cast()) };
+    if layout.code_bits == 8 {
+        return vector(i * VECTOR_BYTES);
+    }
+    let half = layout.num_quads() / 2;
+    let nibbles = vector(i % half * VECTOR_BYTES);
+    let nibbles = if i < half { nibbles } else { _mm256_srli_epi16::<4>(nibbles) };
+    let nibbles = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
+    if layout.high_bits() == 0 {
+        return nibbles;
+    }
+    // Brings the quad's bits to bit 4; what comes over from a neighbouring byte is masked off.
+    let high = vector(layout.high_bits_start());
+    let start = layout.high_bits() * i;
+    let high = if start < 4 {
+        _mm256_sll_epi16(high, _mm_cvtsi32_si128(4 - start as i32))
+    } else {
+        _mm256_srl_epi16(high, _mm_cvtsi32_si128(start as i32 - 4))
+    };
+    let mask = _mm256_set1_epi8(((1 << layout.high_bits()) - 1) << 4);
+    _mm256_or_si256(nibbles, _mm256_and_si256(high, mask))
+}
+
 /// Adds to every row's dots those of four columns.
 ///
 /// Pairs of products are added in 16 bits. For codes below 64 two of them reach 63 * 127 * 2, which
-/// fits. Codes of eight bits are made signed again and moved to the side of the activations' sign:
-/// then a pair reaches 128 * 127 * 2 at most, which fits too.
+/// fits. Codes of eight bits are made signed again, and their sign moved to the activations: then
+/// a pair reaches 128 * 127 * 2 at most, which fits too.
 ///
 /// # Safety
 /// `words` points to `ROWS` words.
@@ -122,7 +158,7 @@ unsafe fn add_dots<F: Format, const ROWS: usize>(
     for (row, dot) in dots.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
         let x = _mm256_set1_epi32(unsafe { words.add(row).read() });
-        let pairs = if F::LAYOUT.min == Min::ZeroPoint(128) {
+        let pairs = if F::LAYOUT.code_bits == 8 {
             _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, signed))
         } else {
             _mm256_maddubs_epi16(codes, x)
@@ -131,27 +167,33 @@ unsafe fn add_dots<F: Format, const ROWS: usize>(
     }
 }
 
-/// Scales and minimums of half the lanes of the group at `header`.
+/// Scales and minimums of half the lanes of a group.
 ///
 /// # Safety
-/// `header` points to a header of this layout.
+/// `header` leads to a super-block, `factors` to one of its groups.
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn scales_and_mins(layout: GroupLayout, header: *const u8, half: usize) -> (__m256, __m256) {
-    let load = |start: usize| {
-        // SAFETY: inside the header.
+unsafe fn scales_and_mins(
+    layout: GroupLayout,
+    header: *const u8,
+    factors: *const u8,
+    half: usize,
+) -> (__m256, __m256) {
+    let load = |i: usize| {
+        // SAFETY: inside the header and the factors.
         unsafe {
-            let start = header.add(start + half * layout.scales_bytes() / 2);
-            if layout.wide_scales {
-                _mm256_loadu_ps(start.cast())
-            } else {
-                _mm256_cvtph_ps(_mm_loadu_si128(start.cast()))
+            let halves = header.add(i * SCALES_BYTES + half * SCALES_BYTES / 2);
+            let shared = _mm256_cvtph_ps(_mm_loadu_si128(halves.cast()));
+            if layout.num_groups == 1 {
+                return shared;
             }
+            let factors = _mm_loadl_epi64(factors.add(i * PANEL_ROWS + half * HALF).cast());
+            _mm256_mul_ps(shared, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(factors)))
         }
     };
     let scales = load(0);
     let mins = match layout.min {
-        Min::Stored => load(layout.scales_bytes()),
-        // The codes were made signed.
+        Min::Stored => load(1),
+        // Codes of eight bits were made signed.
         Min::ZeroPoint(128) => _mm256_setzero_ps(),
         Min::ZeroPoint(code) => _mm256_mul_ps(scales, _mm256_set1_ps(-f32::from(code))),
     };

@@ -5,14 +5,14 @@ use std::arch::x86_64::*;
 use super::{
     format::{
         Format, GroupLayout, Min, PANEL_ROWS, Q4K, Q4One, Q4Zero, Q5K, Q5One, Q5Zero, Q6K, Q8Zero,
-        VECTOR_BYTES,
+        SCALES_BYTES, VECTOR_BYTES,
     },
     tile::{Tile, TileKernel},
 };
 use crate::Dtype;
 
 /// How far ahead of their use weights are fetched.
-const PREFETCH_BYTES: usize = 2048;
+const PREFETCH_BYTES: usize = 8192;
 
 /// See [`super::kernels::kernels`].
 pub(super) fn kernels(dtype: Dtype) -> &'static [TileKernel] {
@@ -69,104 +69,167 @@ const fn numbers<N: Number>() -> [TileKernel; 12] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn group_tile<F: Format, const ROWS: usize>(tile: &Tile<'_>) {
     let layout = F::LAYOUT;
-    let x_group_words = (2 + layout.group_len / 4) * ROWS;
-    assert!(tile.weights.len() >= tile.num_steps * layout.group_bytes());
+    let num_super_blocks = tile.num_steps / layout.num_groups;
+    let x_group_words = (2 + layout.num_quads()) * ROWS;
+    assert!(tile.weights.len() >= num_super_blocks * layout.super_block_bytes());
     assert!(tile.x.len() >= tile.num_steps * x_group_words);
-    let nibble = _mm512_set1_epi8(15);
+    let (mut weights, mut x) = (tile.weights.as_ptr(), tile.x.as_ptr().cast::<f32>());
     let mut sums = [_mm512_setzero_ps(); ROWS];
-    for g in 0..tile.num_steps {
-        // SAFETY: group `g` is inside the panel and the block, as asserted above.
+    for _ in 0..num_super_blocks {
+        // SAFETY: the pointers walk through the panel and the block, which are long enough for
+        // this many super-blocks, as asserted above.
         unsafe {
-            let weights = tile.weights.as_ptr().add(g * layout.group_bytes());
-            let x = tile.x.as_ptr().add(g * x_group_words).cast::<f32>();
-            prefetch(weights, layout.group_bytes());
-            let (scales, mins) = scales_and_mins(layout, weights);
-            let vectors = weights.add(layout.header_bytes());
-            let words = x.add(2 * ROWS).cast::<i32>();
-            let mut dots = [_mm512_setzero_si512(); ROWS];
-            for i in 0..layout.num_vectors() {
-                let codes = _mm512_loadu_si512(vectors.add(i * VECTOR_BYTES).cast());
-                if layout.code_bits == 4 {
-                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
-                    let high_words = words.add((i + layout.num_vectors()) * ROWS);
-                    add_dots(&mut dots, _mm512_and_si512(codes, nibble), words.add(i * ROWS));
-                    add_dots(&mut dots, high, high_words);
-                } else {
-                    add_dots(&mut dots, codes, words.add(i * ROWS));
+            let header = weights;
+            weights = weights.add(layout.header_bytes());
+            for _ in 0..layout.num_groups {
+                prefetch(weights, layout.group_bytes());
+                let (scales, mins) = scales_and_mins(layout, header, weights);
+                let dots = group_dots::<F, ROWS>(
+                    weights.add(layout.factors_bytes()),
+                    x.add(2 * ROWS).cast(),
+                );
+                for row in 0..ROWS {
+                    let dot = _mm512_cvtepi32_ps(dots[row]);
+                    let scaled = _mm512_mul_ps(dot, _mm512_set1_ps(*x.add(row)));
+                    sums[row] = _mm512_fmadd_ps(scaled, scales, sums[row]);
+                    let x_sum = _mm512_set1_ps(*x.add(ROWS + row));
+                    sums[row] = _mm512_fmadd_ps(mins, x_sum, sums[row]);
                 }
-            }
-            for row in 0..ROWS {
-                let dot = _mm512_cvtepi32_ps(dots[row]);
-                let scaled = _mm512_mul_ps(dot, _mm512_set1_ps(*x.add(row)));
-                sums[row] = _mm512_fmadd_ps(scaled, scales, sums[row]);
-                let x_sum = _mm512_set1_ps(*x.add(ROWS + row));
-                sums[row] = _mm512_fmadd_ps(mins, x_sum, sums[row]);
+                weights = weights.add(layout.group_bytes());
+                x = x.add(x_group_words);
             }
         }
     }
     write(tile, sums);
 }
 
-/// Adds to every row's dots those of four columns.
+/// Dot products of 16 rows of codes with those of every row of activations.
 ///
 /// # Safety
-/// `words` points to `ROWS` words.
-#[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn add_dots<const ROWS: usize>(
-    dots: &mut [__m512i; ROWS],
-    codes: __m512i,
+/// The pointers lead to the codes and the words of one group.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn group_dots<F: Format, const ROWS: usize>(
+    vectors: *const u8,
     words: *const i32,
-) {
-    for (row, dot) in dots.iter_mut().enumerate() {
+) -> [__m512i; ROWS] {
+    let mut dots = [_mm512_setzero_si512(); ROWS];
+    for i in 0..F::LAYOUT.num_quads() {
         // SAFETY: the caller's promise.
-        let word = unsafe { words.add(row).read() };
-        *dot = _mm512_dpbusd_epi32(*dot, codes, _mm512_set1_epi32(word));
+        let codes = unsafe { quad(F::LAYOUT, vectors, i) };
+        for (row, dot) in dots.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            let word = unsafe { words.add(i * ROWS + row).read() };
+            *dot = _mm512_dpbusd_epi32(*dot, codes, _mm512_set1_epi32(word));
+        }
     }
+    dots
 }
 
-/// Scales and minimums of the group at `header`.
+/// Codes of quad `i`, one in each byte.
 ///
 /// # Safety
-/// `header` points to a header of this layout.
+/// `vectors` leads to the codes of a group, which has more than `i` quads.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn quad(layout: GroupLayout, vectors: *const u8, i: usize) -> __m512i {
+    // SAFETY: the caller's promise; see `format` for what is where.
+    let vector = |start: usize| unsafe { _mm512_loadu_si512(vectors.add(start).cast()) };
+    if layout.code_bits == 8 {
+        return vector(i * VECTOR_BYTES);
+    }
+    let half = layout.num_quads() / 2;
+    let nibbles = vector(i % half * VECTOR_BYTES);
+    let nibbles = if i < half { nibbles } else { _mm512_srli_epi16::<4>(nibbles) };
+    let nibbles = _mm512_and_si512(nibbles, _mm512_set1_epi8(15));
+    if layout.high_bits() == 0 {
+        return nibbles;
+    }
+    // Brings the quad's bits to bit 4; what comes over from a neighbouring byte is masked off.
+    let high = vector(layout.high_bits_start());
+    let start = layout.high_bits() * i;
+    let high = if start < 4 {
+        _mm512_sll_epi16(high, _mm_cvtsi32_si128(4 - start as i32))
+    } else {
+        _mm512_srl_epi16(high, _mm_cvtsi32_si128(start as i32 - 4))
+    };
+    let mask = _mm512_set1_epi8(((1 << layout.high_bits()) - 1) << 4);
+    _mm512_or_si512(nibbles, _mm512_and_si512(high, mask))
+}
+
+/// Scales and minimums of a group.
+///
+/// # Safety
+/// `header` leads to a super-block, `factors` to one of its groups.
 #[target_feature(enable = "avx512f")]
-unsafe fn scales_and_mins(layout: GroupLayout, header: *const u8) -> (__m512, __m512) {
-    let load = |start: usize| {
-        // SAFETY: inside the header.
+unsafe fn scales_and_mins(
+    layout: GroupLayout,
+    header: *const u8,
+    factors: *const u8,
+) -> (__m512, __m512) {
+    let load = |i: usize| {
+        // SAFETY: inside the header and the factors.
         unsafe {
-            if layout.wide_scales {
-                _mm512_loadu_ps(header.add(start).cast())
-            } else {
-                _mm512_cvtph_ps(_mm256_loadu_si256(header.add(start).cast()))
+            let halves = _mm256_loadu_si256(header.add(i * SCALES_BYTES).cast());
+            let shared = _mm512_cvtph_ps(halves);
+            if layout.num_groups == 1 {
+                return shared;
             }
+            let factors = _mm_loadu_si128(factors.add(i * PANEL_ROWS).cast());
+            _mm512_mul_ps(shared, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(factors)))
         }
     };
     let scales = load(0);
     let mins = match layout.min {
-        Min::Stored => load(layout.scales_bytes()),
+        Min::Stored => load(1),
         Min::ZeroPoint(code) => _mm512_mul_ps(scales, _mm512_set1_ps(-f32::from(code))),
     };
     (scales, mins)
 }
 
-/// Plain weights times plain activations.
+/// Plain weights times plain activations: sums over the even columns and over the odd ones.
+///
+/// One chain of additions per row would take four cycles a column, which is slower than memory.
 #[target_feature(enable = "avx512f")]
 fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
-    assert!(tile.weights.len() >= tile.num_steps * PANEL_ROWS * N::BYTES);
+    let column_bytes = PANEL_ROWS * N::BYTES;
+    assert!(tile.weights.len() >= tile.num_steps * column_bytes);
     assert!(tile.x.len() >= tile.num_steps * ROWS);
-    let mut sums = [_mm512_setzero_ps(); ROWS];
-    for k in 0..tile.num_steps {
-        // SAFETY: column `k` is inside the panel and the block, as asserted above.
+    let (weights, x) = (tile.weights.as_ptr(), tile.x.as_ptr().cast::<f32>());
+    let mut even = [_mm512_setzero_ps(); ROWS];
+    let mut odd = [_mm512_setzero_ps(); ROWS];
+    for k in (0..tile.num_steps & !1).step_by(2) {
+        // SAFETY: columns `k` and `k + 1` are inside the panel and the block, as asserted above.
         unsafe {
-            let weights = tile.weights.as_ptr().add(k * PANEL_ROWS * N::BYTES);
-            let x = tile.x.as_ptr().cast::<f32>().add(k * ROWS);
-            prefetch(weights, PANEL_ROWS * N::BYTES);
-            let column = N::load(weights);
-            for (row, sum) in sums.iter_mut().enumerate() {
-                *sum = _mm512_fmadd_ps(column, _mm512_set1_ps(*x.add(row)), *sum);
-            }
+            let weights = weights.add(k * column_bytes);
+            prefetch(weights, 2 * column_bytes);
+            add_column::<N, ROWS>(&mut even, weights, x.add(k * ROWS));
+            add_column::<N, ROWS>(&mut odd, weights.add(column_bytes), x.add((k + 1) * ROWS));
         }
     }
-    write(tile, sums);
+    if tile.num_steps % 2 == 1 {
+        let k = tile.num_steps - 1;
+        // SAFETY: as above.
+        unsafe { add_column::<N, ROWS>(&mut even, weights.add(k * column_bytes), x.add(k * ROWS)) };
+    }
+    write::<ROWS>(tile, std::array::from_fn(|row| _mm512_add_ps(even[row], odd[row])));
+}
+
+/// Adds to every row's sums those of one column.
+///
+/// # Safety
+/// `weights` points to 16 numbers, `x` to `ROWS`.
+#[target_feature(enable = "avx512f")]
+unsafe fn add_column<N: Number, const ROWS: usize>(
+    sums: &mut [__m512; ROWS],
+    weights: *const u8,
+    x: *const f32,
+) {
+    // SAFETY: the caller's promise.
+    let column = unsafe { N::load(weights) };
+    for (row, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let x = unsafe { x.add(row).read() };
+        *sum = _mm512_fmadd_ps(column, _mm512_set1_ps(x), *sum);
+    }
 }
 
 /// Fetches the `num_bytes` bytes that lie [`PREFETCH_BYTES`] after `weights`.
@@ -183,7 +246,9 @@ fn prefetch(weights: *const u8, num_bytes: usize) {
 fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [__m512; ROWS]) {
     let out = &tile.out;
     let mask = (0xffff_u32 >> (PANEL_ROWS - out.num_lanes)) as __mmask16;
-    for (row, sum) in sums.into_iter().enumerate() {
+    // By index, so that the sums stay in registers.
+    #[allow(clippy::needless_range_loop)]
+    for row in 0..ROWS {
         // SAFETY: the kernel's caller keeps everybody else off the tile; the mask keeps loads and
         // stores to the lanes that there are.
         unsafe {
@@ -196,7 +261,7 @@ fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [__m512; ROWS]) {
                 assert!(bias.len() >= out.num_lanes);
                 base = _mm512_add_ps(base, _mm512_maskz_loadu_ps(mask, bias.as_ptr()));
             }
-            _mm512_mask_storeu_ps(lanes, mask, _mm512_add_ps(base, sum));
+            _mm512_mask_storeu_ps(lanes, mask, _mm512_add_ps(base, sums[row]));
         }
     }
 }

@@ -1,17 +1,22 @@
 //! How panels store quantised weights.
 //!
-//! A panel is [`PANEL_ROWS`] rows of a matrix, cut into groups of columns that share a scale:
+//! A panel is [`PANEL_ROWS`] rows of a matrix, cut into groups of columns that share a scale and a
+//! minimum; a weight is `scale * code + min`.
 //!
 //! ```text
-//! panel   group 0 | group 1 | ...                            streamed from front to back
-//! group   scales[16] | mins[16], if stored | codes
-//! codes   64-byte vectors: 16 rows x 4 neighbouring columns, one byte a code
-//!         4-bit codes: vector i holds columns 4 i.. in its low and, half a group later,
-//!         columns group_len / 2 + 4 i.. in its high nibbles
+//! panel         super-block 0 | super-block 1 | ...         streamed from front to back
+//! super-block   scales[16] f16 | mins[16] f16, if stored | groups
+//! group         if a super-block has several: scale factors[16] i8 | min factors[16] i8, if mins are
+//!               stored; the group's scale is the super-block's times the factor, its min likewise
+//!               codes
+//! codes         vectors of 64 bytes: 16 rows x 4 neighbouring columns (a quad), one byte a code
+//!         8 bits   vector i is quad i
+//!         4 bits   vector i is quad i in its low, quad i + half in its high nibbles
+//!         5, 6     as 4, then one vector of the bits above: of quad i from bit i or 2 i on
 //! ```
 //!
-//! So one vector register times one broadcast word of four activations gives a step of 16 dot
-//! products, and no sum ever crosses lanes. A weight is `scale * code + min`.
+//! So one register times one broadcast word of four activations gives a step of 16 dot products,
+//! and no sum ever crosses lanes. Panels are as small as their source, or within a bit in 32 of it.
 
 use half::f16;
 
@@ -23,22 +28,25 @@ pub(super) const PANEL_ROWS: usize = 16;
 /// Bytes of one vector of codes.
 pub(super) const VECTOR_BYTES: usize = 64;
 
+/// Bytes of 16 scales or mins.
+pub(super) const SCALES_BYTES: usize = 2 * PANEL_ROWS;
+
 /// How a quantised panel stores its groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct GroupLayout {
     /// Columns that share a scale.
     pub(super) group_len: usize,
-    /// 4 or 8.
+    /// 4, 5, 6 or 8.
     pub(super) code_bits: usize,
-    /// Whether scales are f32; else f16, where the source's are.
-    pub(super) wide_scales: bool,
+    /// Groups of a super-block.
+    pub(super) num_groups: usize,
     pub(super) min: Min,
 }
 
 /// Where a group's minimum comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Min {
-    /// Stored beside the scale, in the same type.
+    /// Stored beside the scale.
     Stored,
     /// `-zero_point * scale`: the code of zero is the same in all groups.
     ZeroPoint(u8),
@@ -49,16 +57,16 @@ pub(super) trait Format {
     const LAYOUT: GroupLayout;
 }
 
-/// Declares formats: name, group length, bits of a code, width of scales, minimum.
+/// Declares formats: name, group length, bits of a code, groups of a super-block, minimum.
 macro_rules! formats {
-    ($($name:ident: $group_len:literal, $bits:literal, $wide:literal, $min:expr;)*) => {$(
+    ($($name:ident: $group_len:literal, $code_bits:literal, $num_groups:literal, $min:expr;)*) => {$(
         pub(super) struct $name;
 
         impl Format for $name {
             const LAYOUT: GroupLayout = GroupLayout {
                 group_len: $group_len,
-                code_bits: $bits,
-                wide_scales: $wide,
+                code_bits: $code_bits,
+                num_groups: $num_groups,
                 min: $min,
             };
         }
@@ -66,14 +74,14 @@ macro_rules! formats {
 }
 
 formats! {
-    Q4Zero: 32, 4, false, Min::ZeroPoint(8);
-    Q4One: 32, 4, false, Min::Stored;
-    Q5Zero: 32, 8, false, Min::ZeroPoint(16);
-    Q5One: 32, 8, false, Min::Stored;
-    Q8Zero: 32, 8, false, Min::ZeroPoint(128);
-    Q4K: 32, 4, true, Min::Stored;
-    Q5K: 32, 8, true, Min::Stored;
-    Q6K: 16, 8, true, Min::ZeroPoint(32);
+    Q4Zero: 32, 4, 1, Min::ZeroPoint(8);
+    Q4One: 32, 4, 1, Min::Stored;
+    Q5Zero: 32, 5, 1, Min::ZeroPoint(16);
+    Q5One: 32, 5, 1, Min::Stored;
+    Q8Zero: 32, 8, 1, Min::ZeroPoint(128);
+    Q4K: 32, 4, 8, Min::Stored;
+    Q5K: 32, 5, 8, Min::Stored;
+    Q6K: 16, 6, 16, Min::ZeroPoint(32);
 }
 
 impl GroupLayout {
@@ -92,57 +100,112 @@ impl GroupLayout {
         }
     }
 
-    /// Bytes of the 16 scales of a group.
-    pub(super) const fn scales_bytes(self) -> usize {
-        PANEL_ROWS * if self.wide_scales { 4 } else { 2 }
-    }
-
-    /// Bytes before the codes of a group.
+    /// Bytes before the groups of a super-block.
     pub(super) const fn header_bytes(self) -> usize {
         match self.min {
-            Min::Stored => 2 * self.scales_bytes(),
-            Min::ZeroPoint(_) => self.scales_bytes(),
+            Min::Stored => 2 * SCALES_BYTES,
+            Min::ZeroPoint(_) => SCALES_BYTES,
         }
     }
 
-    /// Vectors of codes in a group.
-    pub(super) const fn num_vectors(self) -> usize {
-        self.group_len * self.code_bits * PANEL_ROWS / 8 / VECTOR_BYTES
+    /// Bytes before the codes of a group.
+    pub(super) const fn factors_bytes(self) -> usize {
+        match self.min {
+            _ if self.num_groups == 1 => 0,
+            Min::Stored => 2 * PANEL_ROWS,
+            Min::ZeroPoint(_) => PANEL_ROWS,
+        }
+    }
+
+    /// Quads of columns in a group.
+    pub(super) const fn num_quads(self) -> usize {
+        self.group_len / 4
+    }
+
+    /// Bits of a code above a nibble, where they are stored apart.
+    pub(super) const fn high_bits(self) -> usize {
+        if self.code_bits == 8 { 0 } else { self.code_bits - 4 }
+    }
+
+    /// Where in a group's codes the vector of high bits starts.
+    pub(super) const fn high_bits_start(self) -> usize {
+        self.num_quads() / 2 * VECTOR_BYTES
     }
 
     /// Bytes of a group of 16 rows.
     pub(super) const fn group_bytes(self) -> usize {
-        self.header_bytes() + self.num_vectors() * VECTOR_BYTES
+        let codes_bytes = match self.code_bits {
+            4 => self.high_bits_start(),
+            8 => self.num_quads() * VECTOR_BYTES,
+            _ => self.high_bits_start() + VECTOR_BYTES,
+        };
+        self.factors_bytes() + codes_bytes
     }
 
-    /// Writes row `lane` of a group.
-    pub(super) fn write_row(self, bytes: &mut [u8], lane: usize, group: Group, codes: &[u8]) {
-        let (scales, rest) = bytes.split_at_mut(self.scales_bytes());
-        self.write_scale(scales, lane, group.scale);
-        let (mins, vectors) = rest.split_at_mut(self.header_bytes() - self.scales_bytes());
+    /// Bytes of a super-block of 16 rows.
+    pub(super) const fn super_block_bytes(self) -> usize {
+        self.header_bytes() + self.num_groups * self.group_bytes()
+    }
+
+    /// Columns of a super-block.
+    pub(super) const fn super_block_len(self) -> usize {
+        self.num_groups * self.group_len
+    }
+
+    /// Writes row `lane` of a super-block into `bytes`. `scales` are those that groups have factors
+    /// of, or those of the only group.
+    pub(super) fn write_row(
+        self,
+        bytes: &mut [u8],
+        lane: usize,
+        scales: Group,
+        row: (&[Group], &[u8]),
+    ) {
+        let (header, bytes) = bytes.split_at_mut(self.header_bytes());
+        write_half(header, lane, scales.scale);
         if self.min == Min::Stored {
-            self.write_scale(mins, lane, group.min);
+            write_half(&mut header[SCALES_BYTES..], lane, scales.min);
         }
-        let quads = codes.as_chunks::<4>().0;
-        for (i, vector) in vectors.chunks_exact_mut(VECTOR_BYTES).enumerate() {
-            let word = &mut vector[lane * 4..lane * 4 + 4];
-            if self.code_bits == 4 {
-                let (low, high) = (quads[i], quads[i + quads.len() / 2]);
-                word.copy_from_slice(&std::array::from_fn::<u8, 4, _>(|j| low[j] | high[j] << 4));
-            } else {
-                word.copy_from_slice(&quads[i]);
+        let groups = row.0.iter().zip(row.1.chunks_exact(self.group_len));
+        for (bytes, (group, codes)) in bytes.chunks_exact_mut(self.group_bytes()).zip(groups) {
+            let (factors, vectors) = bytes.split_at_mut(self.factors_bytes());
+            if self.num_groups > 1 {
+                factors[lane] = factor(group.scale, scales.scale);
+                if self.min == Min::Stored {
+                    factors[PANEL_ROWS + lane] = factor(group.min, scales.min);
+                }
+            }
+            self.write_codes(vectors, lane, codes);
+        }
+    }
+
+    fn write_codes(self, vectors: &mut [u8], lane: usize, codes: &[u8]) {
+        let (num_quads, high_bits) = (self.num_quads(), self.high_bits());
+        for (i, quad) in codes.as_chunks::<4>().0.iter().enumerate() {
+            for (j, code) in quad.iter().enumerate() {
+                let byte = 4 * lane + j;
+                if self.code_bits == 8 {
+                    vectors[i * VECTOR_BYTES + byte] = *code;
+                    continue;
+                }
+                let shift = 4 * (i / (num_quads / 2));
+                vectors[i % (num_quads / 2) * VECTOR_BYTES + byte] |= (code & 15) << shift;
+                if high_bits > 0 {
+                    vectors[self.high_bits_start() + byte] |= (code >> 4) << (high_bits * i);
+                }
             }
         }
     }
+}
 
-    fn write_scale(self, bytes: &mut [u8], lane: usize, value: f32) {
-        if self.wide_scales {
-            bytes[lane * 4..lane * 4 + 4].copy_from_slice(&value.to_ne_bytes());
-        } else {
-            let half = f16::from_f32(value).to_ne_bytes();
-            bytes[lane * 2..lane * 2 + 2].copy_from_slice(&half);
-        }
-    }
+fn write_half(bytes: &mut [u8], lane: usize, value: f32) {
+    bytes[lane * 2..lane * 2 + 2].copy_from_slice(&f16::from_f32(value).to_ne_bytes());
+}
+
+/// The whole number that `part` is of `unit`.
+fn factor(part: f32, unit: f32) -> u8 {
+    let factor = if unit == 0.0 { 0.0 } else { part / unit };
+    (factor as i8).cast_unsigned()
 }
 
 #[cfg(test)]
@@ -150,22 +213,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panels_are_no_larger_than_their_source_where_codes_are_whole() {
-        for dtype in [Dtype::Q4_0, Dtype::Q4_1, Dtype::Q8_0] {
+    fn panels_are_about_as_small_as_their_source() {
+        for (dtype, extra) in [
+            (Dtype::Q4_0, 0),
+            (Dtype::Q4_1, 0),
+            (Dtype::Q5_0, 0),
+            (Dtype::Q5_1, 0),
+            (Dtype::Q8_0, 0),
+            // Six-bit factors take a byte.
+            (Dtype::Q4K, 4),
+            (Dtype::Q5K, 4),
+            (Dtype::Q6K, 0),
+        ] {
             let layout = GroupLayout::of(dtype).unwrap();
-            assert_eq!(layout.group_bytes(), PANEL_ROWS * dtype.block_bytes(), "{dtype}");
+            assert_eq!(layout.super_block_len(), dtype.block_len(), "{dtype}");
+            let bytes = PANEL_ROWS * (dtype.block_bytes() + extra);
+            assert_eq!(layout.super_block_bytes(), bytes, "{dtype}");
         }
     }
 
     #[test]
     fn nibbles_of_a_vector_are_half_a_group_apart() {
         let layout = Q4One::LAYOUT;
-        let mut bytes = vec![0; layout.group_bytes()];
+        let mut bytes = vec![0; layout.super_block_bytes()];
         let codes: Vec<u8> = (0..32).map(|i| i / 2).collect();
-        layout.write_row(&mut bytes, 3, Group { scale: 0.5, min: -2.0 }, &codes);
+        let group = Group { scale: 0.5, min: -2.0 };
+        layout.write_row(&mut bytes, 3, group, (&[group], &codes));
         assert_eq!(bytes[6..8], [0x00, 0x38], "f16 0.5");
         assert_eq!(bytes[32 + 6..32 + 8], [0x00, 0xc0], "f16 -2");
         // Vector 1, row 3: columns 4..8 have codes 2 2 3 3, columns 20..24 have 10 10 11 11.
         assert_eq!(bytes[64 + 64 + 12..64 + 64 + 16], [0xa2, 0xa2, 0xb3, 0xb3]);
+    }
+
+    #[test]
+    fn bits_above_the_nibbles_and_factors_have_places_of_their_own() {
+        let layout = Q6K::LAYOUT;
+        let mut bytes = vec![0; layout.super_block_bytes()];
+        let mut codes = [0; 256];
+        codes[16 + 4 * 3 + 1] = 0b10_0101; // group 1, quad 3: high nibble of vector 1
+        let unit = Group { scale: 0.25, min: -8.0 };
+        let mut groups = [unit; 16];
+        groups[1] = Group { scale: 0.25 * -3.0, min: 32.0 * 0.75 };
+        layout.write_row(&mut bytes, 2, unit, (&groups, &codes));
+        let group = &bytes[32 + 16 + 128 + 64..];
+        assert_eq!(group[2].cast_signed(), -3);
+        assert_eq!(group[16 + 64 + 4 * 2 + 1], 0x50);
+        assert_eq!(group[16 + 128 + 4 * 2 + 1], 0b1000_0000);
     }
 }

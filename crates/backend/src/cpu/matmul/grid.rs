@@ -13,6 +13,9 @@ use crate::cpu::pool::SharedMut;
 /// Bytes of activations that stay in a thread's second-level cache while panels pass by.
 const CACHED_ACTIVATIONS_BYTES: usize = 512 << 10;
 
+/// Bytes of weights that stay there too while blocks of activations pass by.
+const CACHED_WEIGHTS_BYTES: usize = 128 << 10;
+
 /// One segment of a matmul.
 pub(super) struct SegmentRun<'a> {
     pub(super) segment: &'a Segment,
@@ -73,48 +76,57 @@ impl SegmentRun<'_> {
     }
 
     /// Computes the tiles of task `task` of `grid`.
+    ///
+    /// Of the activations as much as the second-level cache holds, then of the weights as much as
+    /// stays in it beside them, are taken through each other, block by block. So weights come from
+    /// memory once, and a row's outputs are written in runs.
     pub(super) fn task(&self, grid: &Grid, task: usize) {
-        let cut = |len: usize, chunk: usize, num_chunks: usize| {
-            chunk * len / num_chunks..(chunk + 1) * len / num_chunks
-        };
-        let panels =
-            cut(self.segment.num_panels(), task / grid.num_block_chunks, grid.num_panel_chunks);
-        let blocks =
-            cut(self.blocks.num_blocks(), task % grid.num_block_chunks, grid.num_block_chunks);
+        let panels = self.segment.num_panels();
+        let panels = cut(panels, task / grid.num_block_chunks, grid.num_panel_chunks);
+        let blocks = self.blocks.num_blocks();
+        let blocks = cut(blocks, task % grid.num_block_chunks, grid.num_block_chunks);
         let block_bytes = self.blocks.rows(0).len() * self.row_words * 4;
-        let cached_blocks = (CACHED_ACTIVATIONS_BYTES / block_bytes).max(1);
-        for start in blocks.clone().step_by(cached_blocks) {
-            let end = blocks.end.min(start + cached_blocks);
-            for panel in panels.clone() {
-                self.panel(panel, start..end);
+        let panel_bytes = self.segment.panel(0).len();
+        for blocks in batches(blocks, CACHED_ACTIVATIONS_BYTES / block_bytes) {
+            for panels in batches(panels.clone(), CACHED_WEIGHTS_BYTES / panel_bytes) {
+                for block in blocks.clone() {
+                    panels.clone().for_each(|panel| self.tile(panel, block));
+                }
             }
         }
     }
 
-    /// Takes one panel through `blocks`.
-    fn panel(&self, panel: usize, blocks: Range<usize>) {
-        let weights = self.segment.panel(panel);
+    fn tile(&self, panel: usize, block: usize) {
         let lane_start = panel * PANEL_ROWS;
         let num_lanes = PANEL_ROWS.min(self.segment.num_rows - lane_start);
         let column = self.segment.first_row + lane_start;
-        let bias = self.bias.map(|bias| &bias[column..column + num_lanes]);
-        for rows in blocks.map(|block| self.blocks.rows(block)) {
-            let tile = Tile {
-                weights,
-                x: &self.x[rows.start * self.row_words..rows.end * self.row_words],
-                num_steps: self.num_steps,
-                out: OutTile {
-                    out: self.out,
-                    first: rows.start * self.stride + column,
-                    stride: self.stride,
-                    num_lanes,
-                    bias,
-                    accumulate: self.accumulate,
-                },
-            };
-            // SAFETY: `MatmulScratch` checked that the processor has the level's instructions; each
-            // tile is computed by the one task whose chunks hold its panel and its block.
-            unsafe { self.kernels[rows.len() - 1](&tile) };
-        }
+        let rows = self.blocks.rows(block);
+        let tile = Tile {
+            weights: self.segment.panel(panel),
+            x: &self.x[rows.start * self.row_words..rows.end * self.row_words],
+            num_steps: self.num_steps,
+            out: OutTile {
+                out: self.out,
+                first: rows.start * self.stride + column,
+                stride: self.stride,
+                num_lanes,
+                bias: self.bias.map(|bias| &bias[column..column + num_lanes]),
+                accumulate: self.accumulate,
+            },
+        };
+        // SAFETY: `MatmulScratch` checked that the processor has the level's instructions; each
+        // tile is computed by the one task whose chunks hold its panel and its block.
+        unsafe { self.kernels[rows.len() - 1](&tile) };
     }
+}
+
+/// Chunk `chunk` of `0..len` cut into `num_chunks`.
+fn cut(len: usize, chunk: usize, num_chunks: usize) -> Range<usize> {
+    chunk * len / num_chunks..(chunk + 1) * len / num_chunks
+}
+
+/// `range` in pieces of `max_len`, but of one at least.
+fn batches(range: Range<usize>, max_len: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(max_len.max(1)).map(move |start| start..end.min(start + max_len.max(1)))
 }

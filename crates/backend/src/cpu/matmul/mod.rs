@@ -20,8 +20,6 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(test)]
-mod bench;
 mod format;
 mod grid;
 mod kernels;

@@ -131,7 +131,7 @@ fn check_part(part: &HostTensor, cols: usize) -> Result<(), BackendError> {
 /// Bytes of a panel, or `None` if they overflow.
 fn panel_bytes(dtype: Dtype, cols: usize) -> Option<usize> {
     match GroupLayout::of(dtype) {
-        Some(layout) => (cols / layout.group_len).checked_mul(layout.group_bytes()),
+        Some(layout) => (cols / layout.super_block_len()).checked_mul(layout.super_block_bytes()),
         None => cols.checked_mul(PANEL_ROWS * dtype.block_bytes()),
     }
 }
@@ -204,11 +204,27 @@ impl RowPacker {
         };
         let bytes = part.row_bytes(row).expect("the part was checked to have its rows");
         quant::unpack_groups(part.dtype, bytes, &mut self.codes, &mut self.groups);
-        let panel = panel.chunks_exact_mut(layout.group_bytes());
-        let codes = self.codes.chunks_exact(layout.group_len);
-        for ((bytes, group), codes) in panel.zip(&self.groups).zip(codes) {
-            layout.write_row(bytes, lane, *group, codes);
+        let panel = panel.chunks_exact_mut(layout.super_block_bytes());
+        let sources = bytes.chunks_exact(part.dtype.block_bytes());
+        let codes = self.codes.chunks_exact(layout.super_block_len());
+        let groups = self.groups.chunks_exact(layout.num_groups);
+        for ((out, source), (groups, codes)) in panel.zip(sources).zip(groups.zip(codes)) {
+            let scales = shared_scales(part.dtype, source).unwrap_or(groups[0]);
+            layout.write_row(out, lane, scales, (groups, codes));
         }
+    }
+}
+
+/// What scales and minimums of the groups of a super-block are multiples of.
+///
+/// # Source
+/// As [`quant::unpack_groups`].
+fn shared_scales(dtype: Dtype, block: &[u8]) -> Option<quant::Group> {
+    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+    match dtype {
+        Dtype::Q4K | Dtype::Q5K => Some(quant::Group { scale: half(0), min: -half(2) }),
+        Dtype::Q6K => Some(quant::Group { scale: half(208), min: 0.0 }),
+        _ => None,
     }
 }
 

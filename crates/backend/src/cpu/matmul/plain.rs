@@ -40,64 +40,73 @@ const fn numbers<N: Number>() -> [TileKernel; 4] {
 
 fn group_tile<F: Format, const ROWS: usize>(tile: &Tile<'_>) {
     let layout = F::LAYOUT;
+    let num_super_blocks = tile.num_steps / layout.num_groups;
     let mut sums = [[0.0; PANEL_ROWS]; ROWS];
-    let weights = tile.weights.chunks_exact(layout.group_bytes());
-    let x = tile.x.chunks_exact((2 + layout.group_len / 4) * ROWS);
-    assert!(weights.len() >= tile.num_steps && x.len() >= tile.num_steps);
-    for (weights, x) in weights.zip(x).take(tile.num_steps) {
-        let (header, vectors) = weights.split_at(layout.header_bytes());
-        let (scales, mins) = scales_and_mins(layout, header);
-        let (x_scales, words) = x.split_at(2 * ROWS);
-        for (row, sums) in sums.iter_mut().enumerate() {
-            let dots = group_dots::<F>(vectors, |quad| words[quad * ROWS + row].to_ne_bytes());
-            let x_scale = f32::from_bits(x_scales[row]);
-            let x_sum = f32::from_bits(x_scales[ROWS + row]);
-            for lane in 0..PANEL_ROWS {
-                sums[lane] += dots[lane] as f32 * x_scale * scales[lane];
-                sums[lane] += mins[lane] * x_sum;
+    let super_blocks = tile.weights.chunks_exact(layout.super_block_bytes());
+    let mut x = tile.x.chunks_exact((2 + layout.num_quads()) * ROWS);
+    assert!(super_blocks.len() >= num_super_blocks && x.len() >= tile.num_steps);
+    for super_block in super_blocks.take(num_super_blocks) {
+        let (header, groups) = super_block.split_at(layout.header_bytes());
+        for (group, x) in groups.chunks_exact(layout.group_bytes()).zip(&mut x) {
+            let (factors, vectors) = group.split_at(layout.factors_bytes());
+            let (scales, mins) = scales_and_mins(layout, header, factors);
+            let (x_scales, words) = x.split_at(2 * ROWS);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let dots = group_dots::<F>(vectors, |i| words[i * ROWS + row].to_ne_bytes());
+                let x_scale = f32::from_bits(x_scales[row]);
+                let x_sum = f32::from_bits(x_scales[ROWS + row]);
+                for lane in 0..PANEL_ROWS {
+                    sums[lane] += dots[lane] as f32 * x_scale * scales[lane];
+                    sums[lane] += mins[lane] * x_sum;
+                }
             }
         }
     }
     write(tile, sums);
 }
 
-/// Dot products of 16 rows of codes with one row's.
-#[inline(always)]
-fn group_dots<F: Format>(vectors: &[u8], quad: impl Fn(usize) -> [u8; 4]) -> [i32; PANEL_ROWS] {
+/// Dot products of 16 rows of codes with one row's; `words(i)` are the row's codes of quad `i`.
+fn group_dots<F: Format>(vectors: &[u8], words: impl Fn(usize) -> [u8; 4]) -> [i32; PANEL_ROWS] {
     let mut dots = [0; PANEL_ROWS];
-    let mut add = |vector: &[u8; VECTOR_BYTES], shift: u8, mask: u8, x: [u8; 4]| {
-        for (dot, codes) in dots.iter_mut().zip(vector.as_chunks::<4>().0) {
+    for i in 0..F::LAYOUT.num_quads() {
+        let (codes, x) = (quad(F::LAYOUT, vectors, i), words(i).map(u8::cast_signed));
+        for (dot, codes) in dots.iter_mut().zip(codes.as_chunks::<4>().0) {
             for (code, x) in codes.iter().zip(x) {
-                *dot += i32::from(code >> shift & mask) * i32::from(x.cast_signed());
+                *dot += i32::from(*code) * i32::from(x);
             }
-        }
-    };
-    let vectors = vectors.as_chunks::<VECTOR_BYTES>().0;
-    for (i, vector) in vectors.iter().enumerate() {
-        if F::LAYOUT.code_bits == 4 {
-            add(vector, 0, 15, quad(i));
-            add(vector, 4, 15, quad(i + vectors.len()));
-        } else {
-            add(vector, 0, 255, quad(i));
         }
     }
     dots
 }
 
-#[inline(always)]
-fn scales_and_mins(layout: GroupLayout, header: &[u8]) -> (Lanes, Lanes) {
-    let lanes = |start: usize| {
+/// Codes of quad `i`.
+fn quad(layout: GroupLayout, vectors: &[u8], i: usize) -> [u8; VECTOR_BYTES] {
+    let vectors = vectors.as_chunks::<VECTOR_BYTES>().0;
+    if layout.code_bits == 8 {
+        return vectors[i];
+    }
+    let half = layout.num_quads() / 2;
+    let nibbles = vectors[i % half].map(|byte| byte >> (4 * (i / half)) & 15);
+    if layout.high_bits() == 0 {
+        return nibbles;
+    }
+    let (bits, mask) = (layout.high_bits(), (1 << layout.high_bits()) - 1);
+    std::array::from_fn(|j| nibbles[j] | (vectors[half][j] >> (bits * i) & mask) << 4)
+}
+
+fn scales_and_mins(layout: GroupLayout, header: &[u8], factors: &[u8]) -> (Lanes, Lanes) {
+    let lanes = |i: usize| -> Lanes {
         std::array::from_fn(|lane| {
-            if layout.wide_scales {
-                f32_at(&header[start..], lane)
-            } else {
-                f16_at(&header[start..], lane)
+            let shared = f16_at(header, i * PANEL_ROWS + lane);
+            match factors.get(i * PANEL_ROWS + lane) {
+                Some(factor) => shared * f32::from(factor.cast_signed()),
+                None => shared,
             }
         })
     };
-    let scales: Lanes = lanes(0);
+    let scales = lanes(0);
     let mins = match layout.min {
-        Min::Stored => lanes(layout.scales_bytes()),
+        Min::Stored => lanes(1),
         Min::ZeroPoint(code) => scales.map(|scale| -f32::from(code) * scale),
     };
     (scales, mins)

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::{MatmulArgs, MatmulScratch, PackedMatrix, WeightPrecision, matmul};
-use crate::{Dtype, HostTensor, TensorData, cpu::{pool::ThreadPool, simd::SimdLevel}, quant};
+use crate::{
+    Dtype, HostTensor, TensorData,
+    cpu::{pool::ThreadPool, simd::SimdLevel},
+    quant,
+};
 
 const DTYPES: [Dtype; 11] = [
     Dtype::F32,
@@ -337,7 +341,9 @@ fn what_is_not_finite_spreads_to_its_row_only() {
         let cols = *cols_of(dtype).last().unwrap();
         let tensor = random.tensor(dtype, 20, cols);
         let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
-        for (level, bad) in SimdLevel::available().flat_map(|level| [(level, f32::NAN), (level, f32::INFINITY)]) {
+        for (level, bad) in
+            SimdLevel::available().flat_map(|level| [(level, f32::NAN), (level, f32::INFINITY)])
+        {
             let mut x = random.vector(3 * cols);
             x[cols + 5] = bad;
             let out = product(level, &x, &weight, 3);

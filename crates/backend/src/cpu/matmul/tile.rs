@@ -40,13 +40,13 @@ pub(super) struct OutTile<'a> {
 /// elements of the output.
 pub(super) type TileKernel = unsafe fn(&Tile<'_>);
 
-impl OutTile<'_> {
+impl<'a> OutTile<'a> {
     /// The lanes of row `row`.
     ///
     /// # Safety
     /// Nobody else uses them meanwhile.
     #[inline(always)]
-    pub(super) unsafe fn lanes(&self, row: usize) -> &mut [f32] {
+    pub(super) unsafe fn lanes(&self, row: usize) -> &'a mut [f32] {
         let start = self.first + row * self.stride;
         // SAFETY: passed on to the caller.
         unsafe { self.out.slice(start..start + self.num_lanes) }
