@@ -29,7 +29,7 @@ pub fn all_logits<B: Backend>(
 
 /// Logits after each of `tokens` from position `first` on, computed `chunk` tokens at a time.
 ///
-/// Uses a stream, buffers and a KV cache of its own. The backend's activations must be f32.
+/// Uses a stream, buffers and a KV cache of its own.
 ///
 /// # Shapes
 /// The result is `[tokens.len() - first, vocab_size]`.

@@ -39,15 +39,17 @@ impl<B: Backend> Scratch<B> {
         let alloc = |label, rows: usize, len: usize| {
             backend.alloc_activations(label, rows.saturating_mul(len))
         };
+        let alloc_f32 =
+            |label, rows: usize, len: usize| backend.alloc_f32(label, rows.saturating_mul(len));
         Ok(Self {
-            hidden: alloc("hidden", tokens, config.hidden_size)?,
+            hidden: alloc_f32("hidden", tokens, config.hidden_size)?,
             normed: alloc("normed", tokens.max(rows), config.hidden_size)?,
             qkv: alloc("qkv", tokens, config.qkv_len())?,
             attended: alloc("attended", tokens, config.q_len())?,
             gate_up: alloc("gate_up", tokens, 2 * config.ffn_size)?,
             ffn: alloc("ffn", tokens, config.ffn_size)?,
-            sampled: alloc("sampled", rows, config.hidden_size)?,
-            logits: backend.alloc_logits("logits", rows.saturating_mul(config.vocab_size))?,
+            sampled: alloc_f32("sampled", rows, config.hidden_size)?,
+            logits: alloc_f32("logits", rows, config.vocab_size)?,
         })
     }
 
