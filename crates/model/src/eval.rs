@@ -1,4 +1,4 @@
-//! One sequence through a decoder, without an engine: for comparing logits and measuring perplexity.
+//! One sequence through a decoder, without an engine: to compare logits or measure perplexity.
 
 use inflight_backend::{
     Backend, BackendError, DeviceBatch, KvLayer, RowState, SamplingRow, StepCapacity, StepInputs,

@@ -62,7 +62,7 @@ fn tokenizer() {
     assert!(tokenizer.chat_template.unwrap().starts_with("{% for message in messages %}"));
 }
 
-/// A text and what a forward pass in double precision says of it; see `default_model/make_exact.py`.
+/// A text and what double precision says of it; see `default_model/make_exact.py`.
 #[derive(Deserialize)]
 struct Exact {
     name: String,
