@@ -1,7 +1,7 @@
 //! A backend that computes at once, in plain loops: slow, and easy to check by reading.
 //!
-//! It shares no code with the CPU backend's operators, so that a model whose logits are right on
-//! both is described rightly, and one whose logits are right on this one only points at the operators.
+//! It shares no code with the CPU backend's operators: a model whose logits are right on both is
+//! described rightly, and one whose logits are right on this one only points at the operators.
 
 use std::{
     sync::{Arc, Mutex},
