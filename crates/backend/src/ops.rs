@@ -43,8 +43,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         len: usize,
     ) -> Result<Self::Buffer, BackendError>;
 
-    /// Allocates `len` logits (f32 on every device), zeroed.
-    fn alloc_logits(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError> {
+    /// Allocates `len` activations that are f32 on every device, zeroed: the state between layers,
+    /// and logits.
+    fn alloc_f32(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError> {
         self.alloc_activations(label, len)
     }
 

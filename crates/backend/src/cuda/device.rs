@@ -34,6 +34,8 @@ pub struct DeviceInfo {
     pub num_sms: usize,
     /// Shared memory that one thread block may have, in bytes.
     pub max_shared_bytes: usize,
+    /// Shared memory of a multiprocessor, in bytes.
+    pub shared_bytes_per_sm: usize,
     /// Bytes of the L2 cache.
     pub l2_bytes: usize,
     /// Bytes of device memory.
@@ -152,6 +154,9 @@ impl DeviceInfo {
             num_sms: size(attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?),
             max_shared_bytes: size(attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?),
+            shared_bytes_per_sm: size(attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
             )?),
             l2_bytes: size(attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
             memory_bytes,

@@ -73,6 +73,10 @@ impl CudaBuffer {
         self.allocation.address
     }
 
+    pub(super) fn allocation(&self) -> &Allocation {
+        &self.allocation
+    }
+
     /// First byte of the bf16 copy, if there is one.
     pub(super) fn bf16_address(&self) -> Option<sys::CUdeviceptr> {
         self.bf16.as_ref().map(|allocation| allocation.address)

@@ -78,7 +78,7 @@ fn driver_version() -> Result<u32, BackendError> {
 fn nvrtc_version(folders: &[PathBuf]) -> Result<u32, BackendError> {
     // SAFETY: asks the loader for the library; that runs its initialisers.
     let present = || unsafe { nvrtc::sys::is_culib_present() };
-    if !present() && !(libraries::preload_nvrtc(folders) && present()) {
+    if !(present() || libraries::preload_nvrtc(folders) && present()) {
         return Err(unsupported("NVRTC (libnvrtc.so.13) is not installed"));
     }
     let (mut major, mut minor) = (0, 0);
@@ -95,7 +95,7 @@ fn nvrtc_version(folders: &[PathBuf]) -> Result<u32, BackendError> {
 fn cublaslt_version(folders: &[PathBuf]) -> Result<usize, BackendError> {
     // SAFETY: asks the loader for the library; that runs its initialisers.
     let present = || unsafe { cublaslt::sys::is_culib_present() };
-    if !present() && !(libraries::preload_cublaslt(folders) && present()) {
+    if !(present() || libraries::preload_cublaslt(folders) && present()) {
         return Err(unsupported("cuBLASLt (libcublasLt.so.13) is not installed"));
     }
     // SAFETY: the library is present; the function takes and needs nothing.

@@ -16,7 +16,8 @@ const TRANSPOSED: i32 = 1;
 pub(super) struct ProductDescriptor(lt::cublasLtMatmulDesc_t);
 
 impl ProductDescriptor {
-    pub(super) fn new(bias: bool) -> Result<Self, BackendError> {
+    /// `bias`: its type, if one is to be added; it must be that of the output.
+    pub(super) fn new(bias: Option<Element>) -> Result<Self, BackendError> {
         use lt::cublasLtMatmulDescAttributes_t as Attribute;
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a valid place for the result; destroyed in `drop`.
@@ -30,10 +31,10 @@ impl ProductDescriptor {
         check_blas("cublasLtMatmulDescCreate", status)?;
         let descriptor = Self(raw);
         descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        if bias {
+        if let Some(element) = bias {
             let epilogue = lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            let element = lt::cudaDataType_t::CUDA_R_16BF;
+            let element = data_type(element);
             descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &element)?;
         }
         Ok(descriptor)
@@ -69,6 +70,13 @@ impl Drop for ProductDescriptor {
     }
 }
 
+fn data_type(element: Element) -> lt::cudaDataType_t {
+    match element {
+        Element::Bf16 => lt::cudaDataType_t::CUDA_R_16BF,
+        Element::F32 | Element::Word => lt::cudaDataType_t::CUDA_R_32F,
+    }
+}
+
 /// Places of the three operands.
 pub(super) struct Layouts {
     /// `[n, k]`.
@@ -99,10 +107,7 @@ pub(super) struct Layout(lt::cublasLtMatrixLayout_t);
 
 impl Layout {
     fn new(element: Element, rows: usize, cols: usize) -> Result<Self, BackendError> {
-        let element = match element {
-            Element::Bf16 => lt::cudaDataType_t::CUDA_R_16BF,
-            Element::F32 | Element::Word => lt::cudaDataType_t::CUDA_R_32F,
-        };
+        let element = data_type(element);
         let (rows, cols, stride) = (rows as u64, cols as u64, rows as i64);
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a valid place for the result; destroyed in `drop`.

@@ -14,7 +14,7 @@ mod tune;
 use std::{
     collections::HashMap,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use cudarc::{cublaslt::sys as lt, driver::sys};
@@ -25,7 +25,7 @@ use self::descriptor::{Layouts, ProductDescriptor};
 use super::{
     check::{check_blas, lost},
     device::Device,
-    memory::Element,
+    memory::{Allocation, Element},
     stream::{CudaStream, WORKSPACE_BYTES},
 };
 use crate::BackendError;
@@ -40,7 +40,7 @@ pub(super) struct Gemm {
 struct State {
     plans: HashMap<Problem, Plan>,
     /// Matrices of the same shape, between which tuning turns so that none is in the L2 cache.
-    weights: HashMap<(usize, usize), Vec<sys::CUdeviceptr>>,
+    weights: HashMap<(usize, usize), Vec<Weak<Allocation>>>,
     store: AlgorithmStore,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Product {
     pub(super) x: sys::CUdeviceptr,
     /// `[n, k]`, bf16.
     pub(super) weight: sys::CUdeviceptr,
-    /// `[n]`, bf16.
+    /// `[n]`, of the output's type.
     pub(super) bias: Option<sys::CUdeviceptr>,
     /// `[num_rows, n]`.
     pub(super) out: sys::CUdeviceptr,
@@ -91,8 +91,8 @@ impl Gemm {
     }
 
     /// Tells of a matrix that products will be made with.
-    pub(super) fn add_weight(&self, n: usize, k: usize, address: sys::CUdeviceptr) {
-        self.lock().weights.entry((n, k)).or_default().push(address);
+    pub(super) fn add_weight(&self, weight: &Arc<Allocation>, n: usize, k: usize) {
+        self.lock().weights.entry((n, k)).or_default().push(Arc::downgrade(weight));
     }
 
     /// Chooses the algorithm for `product`, unless that was done before. Allocates and waits for the
@@ -171,7 +171,7 @@ impl Gemm {
         problem: Problem,
         stream: &CudaStream,
     ) -> Result<Plan, BackendError> {
-        let descriptor = ProductDescriptor::new(problem.bias)?;
+        let descriptor = ProductDescriptor::new(problem.bias.then(|| problem.out_element()))?;
         if let Some(algorithm) = state.store.get(&problem)
             && self.is_usable(&descriptor, problem, &algorithm)?
         {
@@ -179,9 +179,10 @@ impl Gemm {
         }
         let candidates = self.candidates(&descriptor, problem)?;
         let mut plan = Plan { descriptor, algorithm: candidates[0] };
-        let weights = state.weights.get(&(problem.n, problem.k)).map_or(&[][..], Vec::as_slice);
+        let weights = state.weights.get(&(problem.n, problem.k));
+        let weights: Vec<_> = weights.into_iter().flatten().filter_map(Weak::upgrade).collect();
         if candidates.len() > 1 && !weights.is_empty() {
-            plan = self.fastest(plan, &candidates, problem, weights, stream)?;
+            plan = self.fastest(plan, &candidates, problem, &weights, stream)?;
         }
         state.store.put(problem, plan.algorithm);
         Ok(plan)

@@ -75,6 +75,7 @@ mod tests {
             compute_capability: (9, 0),
             num_sms: 132,
             max_shared_bytes: 232_448,
+            shared_bytes_per_sm: 233_472,
             l2_bytes: 50 << 20,
             memory_bytes: 141 << 30,
             driver_version: 13000,

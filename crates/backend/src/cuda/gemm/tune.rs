@@ -1,7 +1,7 @@
 //! The fastest algorithm for a problem, timed as the loop will run it: inside a graph, so that the
 //! host's launches do not count, and over one matrix after the other, so that the L2 cache is cold.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use cudarc::{cublaslt::sys as lt, driver::sys};
 
@@ -36,7 +36,7 @@ impl Gemm {
         mut plan: Plan,
         candidates: &[lt::cublasLtMatmulAlgo_t],
         problem: Problem,
-        weights: &[sys::CUdeviceptr],
+        weights: &[Arc<Allocation>],
         stream: &CudaStream,
     ) -> Result<Plan, BackendError> {
         let Some(trial) = Trial::new(self, problem, weights)? else { return Ok(plan) };
@@ -56,7 +56,7 @@ impl Gemm {
 /// Operands to try algorithms with.
 struct Trial<'a> {
     problem: Problem,
-    weights: &'a [sys::CUdeviceptr],
+    weights: &'a [Arc<Allocation>],
     x: Allocation,
     bias: Allocation,
     out: Allocation,
@@ -69,7 +69,7 @@ impl<'a> Trial<'a> {
     fn new(
         gemm: &Gemm,
         problem: Problem,
-        weights: &'a [sys::CUdeviceptr],
+        weights: &'a [Arc<Allocation>],
     ) -> Result<Option<Self>, BackendError> {
         let device = &gemm.device;
         let filled = |bytes| {
@@ -84,7 +84,7 @@ impl<'a> Trial<'a> {
         };
         let Problem { num_rows, n, k, .. } = problem;
         let x = filled(num_rows * k * 2)?;
-        let bias = filled(n * 2)?;
+        let bias = filled(n * problem.out_element().bytes())?;
         let out = filled(num_rows * n * problem.out_element().bytes())?;
         let (Some(x), Some(bias), Some(out)) = (x, bias, out) else { return Ok(None) };
         device.finish()?;
@@ -102,7 +102,8 @@ impl<'a> Trial<'a> {
     ) -> Result<Duration, BackendError> {
         let graph = CapturedGraph::capture(&gemm.device, stream, || {
             for i in 0..NUM_PRODUCTS {
-                gemm.launch(plan, &self.product(self.weights[i % self.weights.len()]), stream)?;
+                let weight = self.weights[i % self.weights.len()].address();
+                gemm.launch(plan, &self.product(weight), stream)?;
             }
             Ok(())
         })?;

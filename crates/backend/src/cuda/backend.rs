@@ -1,0 +1,479 @@
+//! A GPU's [`Backend`]: checks arguments against buffers and enqueues.
+
+use std::{
+    cell::Cell,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use cudarc::driver::sys;
+
+use super::{
+    check::check,
+    device::{Device, DeviceInfo},
+    gemm::{Gemm, Product},
+    graph::{self, CapturedGraph},
+    memory::{Allocation, CudaBuffer, CudaHostBuffer, Element},
+    operators::{Gather, Operators},
+    probe::{CudaProbe, check_capability, probe, version},
+    stream::{CudaEvent, CudaStream},
+    weights::WeightLoader,
+};
+use crate::{
+    Backend, BackendError, DeviceBatch, Dtype, Graph, HostTensor, StepCapacity, StepShape,
+    TensorData,
+    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+};
+
+/// How the CUDA backend is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaConfig {
+    /// Which GPU, as the driver counts.
+    pub ordinal: usize,
+    /// Where to look for NVRTC and cuBLASLt besides the loader's path; see
+    /// [`usual_library_folders`](super::usual_library_folders).
+    pub library_folders: Vec<PathBuf>,
+    /// Folder that keeps compiled kernels and the fastest matrix products between runs; `None`:
+    /// kernels are kept in the user's cache folder, matrix products are timed anew.
+    pub cache: Option<PathBuf>,
+    /// Whether decode steps are replayed as graphs. Without, launching costs the host more.
+    pub graphs: bool,
+    /// Whether the host sleeps while it waits for the device. Spinning wakes some microseconds
+    /// earlier and keeps a core busy.
+    pub blocking_waits: bool,
+}
+
+/// An NVIDIA GPU as a device. Cloning gives another handle to the same device.
+#[derive(Clone)]
+pub struct CudaBackend {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: CudaConfig,
+    found: CudaProbe,
+    device: Arc<Device>,
+    gemm: Gemm,
+    operators: Operators,
+    /// Made when the first weight comes.
+    loader: Mutex<Option<WeightLoader>>,
+    /// The embedding table loaded last, for an output matrix that is the same tensor.
+    table: Mutex<Option<(TensorIdentity, Weak<Allocation>)>>,
+}
+
+/// A weight matrix as bf16, `[rows, cols]`.
+pub struct CudaMatrix {
+    allocation: Arc<Allocation>,
+    rows: usize,
+    cols: usize,
+}
+
+/// A table as bf16, `[rows, cols]`.
+pub struct CudaEmbedding {
+    pub(super) allocation: Arc<Allocation>,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+}
+
+/// What tells whether two tensors are the same: where their values come from, and their shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TensorIdentity(usize, usize, Vec<usize>);
+
+thread_local! {
+    /// Whether operators only prepare what capturing them will need.
+    static REHEARSING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl CudaBackend {
+    /// Opens the GPU that `config` names and compiles the kernels that all models need.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] with one line that says what is missing.
+    pub fn new(config: CudaConfig) -> Result<Self, BackendError> {
+        let found = probe(&config.library_folders)?;
+        if config.ordinal >= found.num_devices {
+            let (ordinal, num) = (config.ordinal, found.num_devices);
+            let reason = format!("no CUDA device number {ordinal}: the driver shows {num}");
+            return Err(BackendError::Unsupported(reason));
+        }
+        let device = Device::open(config.ordinal, found.driver_version)?;
+        check_capability(&device.info.name, device.info.compute_capability)?;
+        let cache = config.cache.as_deref();
+        let gemm = Gemm::new(&device, found.cublaslt_version, cache)?;
+        let operators = Operators::new(&device, cache)?;
+        let (loader, table) = (Mutex::new(None), Mutex::new(None));
+        let shared = Shared { config, found, device, gemm, operators, loader, table };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// What the GPU is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.shared.device.info
+    }
+
+    /// Versions of what was found.
+    pub fn found(&self) -> &CudaProbe {
+        &self.shared.found
+    }
+
+    /// Free and total bytes of device memory.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn memory(&self) -> Result<(usize, usize), BackendError> {
+        self.shared.device.memory()
+    }
+
+    fn alloc(&self, label: &str, len: usize, element: Element) -> Result<CudaBuffer, BackendError> {
+        CudaBuffer::zeroed(&self.shared.device, label, len, element)
+    }
+
+    /// Uploads `parts` one after the other.
+    fn upload(
+        &self,
+        parts: &[HostTensor],
+        to: &Allocation,
+        element: Element,
+    ) -> Result<(), BackendError> {
+        let mut loader = self.shared.loader.lock().unwrap_or_else(PoisonError::into_inner);
+        if loader.is_none() {
+            *loader = Some(WeightLoader::new(&self.shared.device)?);
+        }
+        let loader = loader.as_mut().expect("was just made");
+        loader.load(parts, to, element, &self.shared.operators)
+    }
+
+    /// `parts` as bf16 in memory of their own, and their rows and columns.
+    fn upload_rows(
+        &self,
+        parts: &[HostTensor],
+    ) -> Result<(Allocation, usize, usize), BackendError> {
+        let first = parts.first().expect("a matrix has at least one part");
+        let (cols, rows) = (first.row_len(), parts.iter().map(HostTensor::num_rows).sum::<usize>());
+        for part in parts {
+            if part.shape.len() != 2 || part.row_len() != cols {
+                return Err(part.error(format!("is to be stacked on rows of {cols} elements")));
+            }
+            if cols == 0 || !cols.is_multiple_of(8) {
+                return Err(part.error("needs rows of a multiple of 8 elements on CUDA devices"));
+            }
+        }
+        let bytes = rows * cols * Element::Bf16.bytes();
+        let allocation = Allocation::new(&self.shared.device, &first.name, bytes)?;
+        self.upload(parts, &allocation, Element::Bf16)?;
+        Ok((allocation, rows, cols))
+    }
+
+    /// The embedding table's memory, if `parts` are that very tensor.
+    fn same_table(&self, parts: &[HostTensor]) -> Option<Arc<Allocation>> {
+        let table = self.shared.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let (identity, allocation) = table.as_ref()?;
+        let [part] = parts else { return None };
+        if TensorIdentity::of(part) == *identity { allocation.upgrade() } else { None }
+    }
+
+    fn product(&self, args: &Matmul<'_, Self>) -> Product {
+        let Matmul { x, weight, bias, out, num_rows, accumulate } = *args;
+        let (n, k) = (weight.rows, weight.cols);
+        assert!(x.element() == Element::Bf16 && x.len() >= num_rows * k, "matmul: x is too short");
+        assert!(out.len() >= num_rows * n, "matmul: out is too short");
+        let bias = bias.map(|bias| match out.element() {
+            Element::Bf16 => bias.bf16_address().expect("a bias is a vector"),
+            Element::F32 | Element::Word => bias.address(),
+        });
+        Product {
+            x: x.address(),
+            weight: weight.allocation.address(),
+            bias,
+            out: out.address(),
+            out_element: out.element(),
+            num_rows,
+            n,
+            k,
+            accumulate,
+        }
+    }
+}
+
+/// Whether operators only prepare what capturing them will need.
+pub(super) fn is_rehearsing() -> bool {
+    REHEARSING.get()
+}
+
+impl TensorIdentity {
+    fn of(tensor: &HostTensor) -> Self {
+        let (from, at) = match &tensor.data {
+            TensorData::Mapped { file, range } => (file.bytes().as_ptr() as usize, range.start),
+            TensorData::Owned(bytes) => (bytes.as_ptr() as usize, 0),
+            TensorData::Random { seed, std } => (*seed as usize, std.to_bits() as usize),
+        };
+        Self(from, at, tensor.shape.clone())
+    }
+}
+
+impl Backend for CudaBackend {
+    type Buffer = CudaBuffer;
+    type HostBuffer = CudaHostBuffer;
+    type Matrix = CudaMatrix;
+    type Embedding = CudaEmbedding;
+    type Stream = CudaStream;
+    type Event = CudaEvent;
+
+    fn description(&self) -> String {
+        let info = self.info();
+        let (major, minor) = info.compute_capability;
+        let gib = info.memory_bytes as f64 / f64::from(1 << 30);
+        let (driver, nvrtc) =
+            (version(info.driver_version), version(self.shared.found.nvrtc_version));
+        format!(
+            "{}, {gib:.0} GiB, compute capability {major}.{minor}, CUDA {driver}, NVRTC {nvrtc}",
+            info.name
+        )
+    }
+
+    fn kv_dtype(&self) -> Dtype {
+        Dtype::BF16
+    }
+
+    fn alloc_activations(
+        &self,
+        label: &'static str,
+        len: usize,
+    ) -> Result<CudaBuffer, BackendError> {
+        self.alloc(label, len, Element::Bf16)
+    }
+
+    fn alloc_f32(&self, label: &'static str, len: usize) -> Result<CudaBuffer, BackendError> {
+        self.alloc(label, len, Element::F32)
+    }
+
+    fn alloc_words(&self, label: &'static str, len: usize) -> Result<CudaBuffer, BackendError> {
+        self.alloc(label, len, Element::Word)
+    }
+
+    fn alloc_kv(&self, label: &'static str, len: usize) -> Result<CudaBuffer, BackendError> {
+        self.alloc(label, len, Element::Bf16)
+    }
+
+    fn alloc_host(&self, label: &'static str, len: usize) -> Result<CudaHostBuffer, BackendError> {
+        CudaHostBuffer::zeroed(&self.shared.device, label, len.saturating_mul(4))
+    }
+
+    fn load_matrix(&self, parts: &[HostTensor]) -> Result<CudaMatrix, BackendError> {
+        let matrix = match self.same_table(parts) {
+            Some(allocation) => {
+                CudaMatrix { allocation, rows: parts[0].num_rows(), cols: parts[0].row_len() }
+            }
+            None => {
+                let (allocation, rows, cols) = self.upload_rows(parts)?;
+                CudaMatrix { allocation: Arc::new(allocation), rows, cols }
+            }
+        };
+        self.shared.gemm.add_weight(&matrix.allocation, matrix.rows, matrix.cols);
+        Ok(matrix)
+    }
+
+    fn load_embedding(&self, table: &HostTensor) -> Result<CudaEmbedding, BackendError> {
+        let (allocation, rows, cols) = self.upload_rows(std::slice::from_ref(table))?;
+        let allocation = Arc::new(allocation);
+        let known = (TensorIdentity::of(table), Arc::downgrade(&allocation));
+        *self.shared.table.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+        Ok(CudaEmbedding { allocation, rows, cols })
+    }
+
+    fn load_vector(&self, parts: &[HostTensor]) -> Result<CudaBuffer, BackendError> {
+        let len = parts.iter().map(|part| part.num_rows() * part.row_len()).sum();
+        let vector = self.alloc("vector", len, Element::F32)?;
+        self.upload(parts, vector.allocation(), Element::F32)?;
+        if parts.iter().any(|part| part.shape.len() > 1) {
+            return Ok(vector); // a table of rotations: no bias
+        }
+        let copy = self.alloc("bias", len, Element::Bf16)?;
+        self.upload(parts, copy.allocation(), Element::Bf16)?;
+        Ok(vector.with_bf16(copy))
+    }
+
+    fn matrix_bytes(&self, matrix: &CudaMatrix) -> usize {
+        matrix.allocation.bytes()
+    }
+
+    fn write_host<R>(&self, buffer: &mut CudaHostBuffer, write: impl FnOnce(&mut [u32]) -> R) -> R {
+        // SAFETY: the caller promises that no enqueued copy uses the buffer: a slot is restaged only
+        // after its last batch was collected, that is, after `d2h_done` happened.
+        write(unsafe { buffer.words_mut() })
+    }
+
+    fn read_host<R>(&self, buffer: &CudaHostBuffer, read: impl FnOnce(&[u32]) -> R) -> R {
+        // SAFETY: the caller promises that no enqueued copy writes the buffer: it has waited for the
+        // event after the copy.
+        read(unsafe { buffer.words() })
+    }
+
+    fn create_stream(&self, _name: &'static str) -> Result<CudaStream, BackendError> {
+        CudaStream::new(&self.shared.device)
+    }
+
+    fn create_event(&self) -> Result<CudaEvent, BackendError> {
+        CudaEvent::new(&self.shared.device, self.shared.config.blocking_waits)
+    }
+
+    fn record(&self, event: &CudaEvent, stream: &CudaStream) -> Result<(), BackendError> {
+        event.record(stream)
+    }
+
+    fn wait(&self, event: &CudaEvent, stream: &CudaStream) -> Result<(), BackendError> {
+        event.hold(stream)
+    }
+
+    fn synchronize(&self, event: &CudaEvent) -> Result<(), BackendError> {
+        event.synchronize()
+    }
+
+    fn elapsed(&self, earlier: &CudaEvent, later: &CudaEvent) -> Result<Duration, BackendError> {
+        earlier.elapsed_to(later)
+    }
+
+    fn copy_to_device(
+        &self,
+        src: &CudaHostBuffer,
+        dst: &CudaBuffer,
+        num_words: usize,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let bytes = num_words * 4;
+        assert!(bytes <= src.bytes() && bytes <= dst.bytes(), "copy_to_device: out of bounds");
+        self.shared.device.bind()?;
+        // SAFETY: both ranges lie in their allocations, which live until the stream has used them.
+        let copied =
+            unsafe { sys::cuMemcpyHtoDAsync_v2(dst.address(), src.as_ptr(), bytes, stream.raw()) };
+        check("cuMemcpyHtoDAsync", copied)
+    }
+
+    fn copy_to_host(
+        &self,
+        src: &CudaBuffer,
+        dst: &CudaHostBuffer,
+        num_words: usize,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let bytes = num_words * 4;
+        assert!(bytes <= src.bytes() && bytes <= dst.bytes(), "copy_to_host: out of bounds");
+        self.shared.device.bind()?;
+        // SAFETY: both ranges lie in their allocations, which live until the stream has used them.
+        let copied =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(dst.as_ptr(), src.address(), bytes, stream.raw()) };
+        check("cuMemcpyDtoHAsync", copied)
+    }
+
+    fn unpack(
+        &self,
+        packed: &CudaBuffer,
+        previous: &CudaBuffer,
+        shape: StepShape,
+        batch: &DeviceBatch<Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.unpack(packed, previous, shape, batch, stream)
+    }
+
+    fn track_tokens(
+        &self,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        state: &SamplingState<Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.track_tokens(batch, shape, state, stream)
+    }
+
+    fn embed(
+        &self,
+        table: &CudaEmbedding,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        out: &CudaBuffer,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.embed(table, batch, shape, out, stream)
+    }
+
+    fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
+        self.shared.operators.rms_norm(&args, stream)
+    }
+
+    fn matmul(&self, args: Matmul<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
+        let product = self.product(&args);
+        self.shared.gemm.prepare(&product, stream)?;
+        if is_rehearsing() {
+            return Ok(());
+        }
+        self.shared.gemm.enqueue(&product, stream)
+    }
+
+    fn rope_and_cache(
+        &self,
+        args: RopeAndCache<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.rope_and_cache(&args, stream)
+    }
+
+    fn attention(
+        &self,
+        args: Attention<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.attention(&args, stream)
+    }
+
+    fn silu_and_mul(
+        &self,
+        gate_up: &CudaBuffer,
+        out: &CudaBuffer,
+        num_rows: usize,
+        len: usize,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.silu_and_mul(gate_up, out, num_rows, len, stream)
+    }
+
+    fn gather_sampled(
+        &self,
+        x: &CudaBuffer,
+        batch: &DeviceBatch<Self>,
+        shape: StepShape,
+        len: usize,
+        out: &CudaBuffer,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let gather = Gather { x, batch, shape, len, out };
+        self.shared.operators.gather_sampled(&gather, stream)
+    }
+
+    fn sample(&self, args: Sample<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
+        self.shared.operators.sample(&args, stream)
+    }
+
+    fn padded_shape(&self, step: StepShape, capacity: StepCapacity) -> Option<StepShape> {
+        if self.shared.config.graphs { graph::padded_shape(step, capacity) } else { None }
+    }
+
+    fn capture(
+        &self,
+        stream: &CudaStream,
+        enqueue: &dyn Fn() -> Result<(), BackendError>,
+    ) -> Result<Graph, BackendError> {
+        // Whatever needs memory or time on the device is prepared now: a capture allows neither.
+        REHEARSING.set(true);
+        let rehearsed = enqueue();
+        REHEARSING.set(false);
+        rehearsed?;
+        Ok(Graph::new(CapturedGraph::capture(&self.shared.device, stream, enqueue)?))
+    }
+
+    fn replay(&self, graph: &Graph, stream: &CudaStream) -> Result<(), BackendError> {
+        let graph = graph.get::<CapturedGraph>().expect("this backend captured it");
+        graph.launch(stream)
+    }
+}

@@ -1,0 +1,280 @@
+//! Attention: one kernel for rows of one new token, one for rows of several, and the plan by which
+//! both divide their work.
+//!
+//! The plan depends on the step and on the layer's window, not on the layer, so it is computed by
+//! the first layer of each kind and used by the others.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cudarc::driver::sys::CUdeviceptr;
+use inflight_kernels::ops::{
+    decode_attention::{DecodeAttention, DecodeAttentionParams},
+    plan_attention::{PlanAttention, PlanAttentionParams, PlanLayout, head_groups},
+    prefill_attention::{PrefillAttention, PrefillAttentionParams},
+};
+
+use super::{
+    ByKey, check_buffer,
+    loaded::{KernelLoader, Loaded, unsupported},
+    word,
+};
+use crate::{
+    AttentionShape, BackendError, DeviceBatch,
+    cuda::{
+        backend::CudaBackend,
+        memory::{CudaBuffer, Element},
+        stream::CudaStream,
+    },
+    ops::Attention,
+};
+
+/// No window: a token sees all before it.
+const NO_WINDOW: u32 = u32::MAX;
+
+/// The attention kernels, and a plan for every batch and kind of layer.
+pub(super) struct AttentionPlans {
+    planner: Loaded<PlanAttention>,
+    /// By head size and block size.
+    kernels: ByKey<(usize, usize), Kernels>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Steps enqueued so far with each batch, by the address of its context lengths.
+    steps: HashMap<CUdeviceptr, u64>,
+    plans: HashMap<PlanKey, Arc<Plan>>,
+    /// The step that each plan was last computed for.
+    planned: HashMap<PlanKey, u64>,
+}
+
+struct Kernels {
+    decode: Loaded<DecodeAttention>,
+    prefill: Loaded<PrefillAttention>,
+}
+
+/// What a plan depends on besides the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct PlanKey {
+    /// Address of the batch's context lengths.
+    batch: CUdeviceptr,
+    max_rows: usize,
+    max_tokens: usize,
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    block_size: usize,
+    window: u32,
+}
+
+/// A plan's memory, and the working memory of the kernels that follow it.
+struct Plan {
+    layout: PlanLayout,
+    words: CudaBuffer,
+    partials: CudaBuffer,
+    arrivals: CudaBuffer,
+}
+
+impl AttentionPlans {
+    pub(super) fn new(loader: &KernelLoader) -> Result<Self, BackendError> {
+        Ok(Self {
+            planner: loader.load(PlanAttention)?,
+            kernels: ByKey::default(),
+            state: Mutex::default(),
+        })
+    }
+
+    /// A new step's inputs are about to be in `batch`: its plans are out of date.
+    pub(super) fn start_step(&self, batch: &DeviceBatch<CudaBackend>) {
+        *self.lock().steps.entry(batch.context_lens.address()).or_default() += 1;
+    }
+
+    pub(super) fn launch(
+        &self,
+        args: &Attention<'_, CudaBackend>,
+        loader: &KernelLoader,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let (shape, step) = (args.attention, args.step);
+        check_buffer(args.qkv, Element::Bf16, step.num_tokens * shape.qkv_len(), "attention: qkv");
+        check_buffer(args.out, Element::Bf16, step.num_tokens * shape.q_len(), "attention: out");
+        let kernels = self
+            .kernels
+            .get((shape.head_dim, shape.block_size), || Kernels::load(loader, shape))?;
+        let key = PlanKey::of(args);
+        let plan = self.plan(&key, &kernels, loader)?;
+        if self.is_due(&key) {
+            self.planner.launch(&plan_params(&key, &plan, &kernels, args), stream)?;
+        }
+        // Rows have at least one token, so as many tokens as rows means one each.
+        let decodes_only = step.num_tokens == step.num_rows;
+        if decodes_only || step.num_rows > 1 {
+            kernels.decode.launch(&decode_params(&key, &plan, args), stream)?;
+        }
+        if decodes_only {
+            return Ok(());
+        }
+        kernels.prefill.launch(&prefill_params(&key, &plan, args), stream)
+    }
+
+    fn plan(
+        &self,
+        key: &PlanKey,
+        kernels: &Kernels,
+        loader: &KernelLoader,
+    ) -> Result<Arc<Plan>, BackendError> {
+        let mut state = self.lock();
+        if let Some(plan) = state.plans.get(key) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Arc::new(Plan::new(key, kernels, loader)?);
+        state.plans.insert(*key, Arc::clone(&plan));
+        Ok(plan)
+    }
+
+    /// Whether the plan has yet to be computed for the current step; it counts as done then.
+    fn is_due(&self, key: &PlanKey) -> bool {
+        let mut state = self.lock();
+        let step = state.steps.get(&key.batch).copied().unwrap_or(0);
+        state.planned.insert(*key, step) != Some(step)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kernels {
+    fn load(loader: &KernelLoader, shape: AttentionShape) -> Result<Self, BackendError> {
+        let (head_dim, block_size) = (word(shape.head_dim), word(shape.block_size));
+        let decode = DecodeAttention::new(&loader.gpu, head_dim, block_size);
+        let prefill = PrefillAttention::new(&loader.gpu, head_dim, block_size);
+        Ok(Self {
+            decode: loader.load(decode.map_err(unsupported)?)?,
+            prefill: loader.load(prefill.map_err(unsupported)?)?,
+        })
+    }
+}
+
+impl PlanKey {
+    fn of(args: &Attention<'_, CudaBackend>) -> Self {
+        let AttentionShape { num_heads, num_kv_heads, head_dim, block_size } = args.attention;
+        Self {
+            batch: args.batch.context_lens.address(),
+            max_rows: args.batch.context_lens.len(),
+            max_tokens: args.batch.token_ids.len(),
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            window: args.window.map_or(NO_WINDOW, word),
+        }
+    }
+
+    fn head_groups(&self) -> u32 {
+        head_groups(word(self.num_heads), word(self.num_kv_heads))
+    }
+
+    /// Query heads of a key/value head.
+    fn group(&self) -> u32 {
+        word(self.num_heads / self.num_kv_heads)
+    }
+}
+
+impl Plan {
+    fn new(key: &PlanKey, kernels: &Kernels, loader: &KernelLoader) -> Result<Self, BackendError> {
+        let (decode, prefill) = (kernels.decode.kernel(), kernels.prefill.kernel());
+        let (max_rows, max_tokens) = (word(key.max_rows), word(key.max_tokens));
+        let tile = prefill.tile();
+        let layout = PlanLayout {
+            max_rows,
+            num_ctas: decode.num_ctas(),
+            max_prefill_tiles: PlanLayout::prefill_tiles(max_tokens, max_rows, key.group(), tile),
+        };
+        let (num_heads, num_kv_heads) = (word(key.num_heads), word(key.num_kv_heads));
+        let num_arrivals = DecodeAttention::arrival_words(max_rows, num_heads, num_kv_heads);
+        let alloc = |label, len, element| CudaBuffer::zeroed(&loader.device, label, len, element);
+        Ok(Self {
+            layout,
+            words: alloc("attention plan", layout.num_words(), Element::Word)?,
+            partials: alloc("attention partials", decode.partial_floats(), Element::F32)?,
+            arrivals: alloc("attention arrivals", num_arrivals, Element::Word)?,
+        })
+    }
+}
+
+fn plan_params(
+    key: &PlanKey,
+    plan: &Plan,
+    kernels: &Kernels,
+    args: &Attention<'_, CudaBackend>,
+) -> PlanAttentionParams {
+    PlanAttentionParams {
+        context_lens: args.batch.context_lens.address(),
+        row_starts: args.batch.row_starts.address(),
+        plan: plan.words.address(),
+        num_rows: word(args.step.num_rows),
+        max_rows: plan.layout.max_rows,
+        num_ctas: plan.layout.num_ctas,
+        max_prefill_tiles: plan.layout.max_prefill_tiles,
+        head_groups: key.head_groups(),
+        group: key.group(),
+        prefill_tile: kernels.prefill.kernel().tile(),
+        window: key.window,
+    }
+}
+
+fn decode_params(
+    key: &PlanKey,
+    plan: &Plan,
+    args: &Attention<'_, CudaBackend>,
+) -> DecodeAttentionParams {
+    DecodeAttentionParams {
+        qkv: args.qkv.address(),
+        keys: args.kv.keys.address(),
+        values: args.kv.values.address(),
+        out: args.out.address(),
+        blocks: args.batch.blocks.address(),
+        block_starts: args.batch.block_starts.address(),
+        row_starts: args.batch.row_starts.address(),
+        context_lens: args.batch.context_lens.address(),
+        plan: plan.words.address(),
+        partials: plan.partials.address(),
+        arrivals: plan.arrivals.address(),
+        num_rows: word(args.step.num_rows),
+        max_rows: plan.layout.max_rows,
+        num_heads: word(key.num_heads),
+        num_kv_heads: word(key.num_kv_heads),
+        window: key.window,
+        scale: args.scale,
+    }
+}
+
+fn prefill_params(
+    key: &PlanKey,
+    plan: &Plan,
+    args: &Attention<'_, CudaBackend>,
+) -> PrefillAttentionParams {
+    PrefillAttentionParams {
+        qkv: args.qkv.address(),
+        keys: args.kv.keys.address(),
+        values: args.kv.values.address(),
+        out: args.out.address(),
+        blocks: args.batch.blocks.address(),
+        block_starts: args.batch.block_starts.address(),
+        row_starts: args.batch.row_starts.address(),
+        context_lens: args.batch.context_lens.address(),
+        plan: plan.words.address(),
+        num_tokens: word(args.step.num_tokens),
+        num_rows: word(args.step.num_rows),
+        max_rows: plan.layout.max_rows,
+        num_ctas: plan.layout.num_ctas,
+        num_heads: word(key.num_heads),
+        num_kv_heads: word(key.num_kv_heads),
+        window: key.window,
+        scale: args.scale,
+    }
+}

@@ -1,0 +1,147 @@
+//! Kernels on the device, ready to be launched.
+
+use std::{ffi::CString, ffi::c_void, sync::Arc};
+
+use cudarc::driver::sys;
+use inflight_kernels::{Compiler, Gpu, Kernel, KernelError};
+
+use crate::{
+    BackendError,
+    cuda::{backend::is_rehearsing, check::check, device::Device, stream::CudaStream},
+};
+
+/// Compiles kernels for one GPU and loads them.
+pub(super) struct KernelLoader {
+    pub(super) device: Arc<Device>,
+    pub(super) gpu: Gpu,
+    compiler: Compiler,
+}
+
+/// One specialisation of a kernel, loaded.
+pub(super) struct Loaded<K> {
+    kernel: K,
+    module: Module,
+    function: sys::CUfunction,
+    dynamic_smem: u32,
+}
+
+/// Machine code on the device, unloaded when dropped.
+struct Module {
+    device: Arc<Device>,
+    raw: sys::CUmodule,
+}
+
+// SAFETY: the driver locks modules itself, and functions are only read.
+unsafe impl<K: Send> Send for Loaded<K> {}
+// SAFETY: as above.
+unsafe impl<K: Sync> Sync for Loaded<K> {}
+
+impl KernelLoader {
+    pub(super) fn new(device: &Arc<Device>, compiler: Compiler) -> Result<Self, BackendError> {
+        let info = &device.info;
+        let (major, minor) = info.compute_capability;
+        let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let gpu = Gpu {
+            arch: inflight_kernels::Arch::from_capability(major, minor).map_err(unsupported)?,
+            num_sms: word(info.num_sms),
+            smem_per_block: word(info.max_shared_bytes),
+            smem_per_sm: word(info.shared_bytes_per_sm),
+        };
+        Ok(Self { device: Arc::clone(device), gpu, compiler })
+    }
+
+    /// Compiles `kernel`, or takes it from the cache on disk, and loads it. Not while a graph is
+    /// being captured.
+    pub(super) fn load<K: Kernel>(&self, kernel: K) -> Result<Loaded<K>, BackendError> {
+        let spec = kernel.spec();
+        assert_eq!(spec.params_bytes, size_of::<K::Params>(), "{spec}: parameters");
+        let cubin = self.compiler.compile(&spec, self.gpu.arch).map_err(unsupported)?;
+        let module = Module::load(&self.device, cubin.bytes(), spec.entry)?;
+        let function = module.function(spec.entry)?;
+        let dynamic_smem = spec.dynamic_smem;
+        if dynamic_smem > 0 {
+            use sys::CUfunction_attribute_enum as Attribute;
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = i32::try_from(dynamic_smem).unwrap_or(i32::MAX);
+            // SAFETY: the function is of a module that lives.
+            let set = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) };
+            check(&format!("cuFuncSetAttribute ({spec})"), set)?;
+        }
+        Ok(Loaded { kernel, module, function, dynamic_smem })
+    }
+}
+
+impl<K: Kernel> Loaded<K> {
+    pub(super) fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    /// Enqueues the kernel; in a rehearsal, nothing.
+    pub(super) fn launch(
+        &self,
+        params: &K::Params,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let launch = self.kernel.launch(params);
+        if launch.is_empty() || is_rehearsing() {
+            return Ok(());
+        }
+        self.module.device.bind()?;
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        let params: *const K::Params = params;
+        let mut arguments = [params.cast_mut().cast::<c_void>()];
+        // SAFETY: the kernel takes one argument, of `params_bytes` bytes, which the driver copies
+        // before it returns. What the parameters point to outlives the launch: see `Backend`.
+        let launched = unsafe {
+            sys::cuLaunchKernel(
+                self.function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                self.dynamic_smem,
+                stream.raw(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        match launched {
+            sys::CUresult::CUDA_SUCCESS => Ok(()),
+            failed => check(&format!("launch of {}", self.kernel.spec()), failed),
+        }
+    }
+}
+
+impl Module {
+    fn load(device: &Arc<Device>, cubin: &[u8], entry: &str) -> Result<Self, BackendError> {
+        device.bind()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `cubin` is a whole ELF file, which says its own length; `raw` is a valid place.
+        let loaded = unsafe { sys::cuModuleLoadData(&raw mut raw, cubin.as_ptr().cast()) };
+        check(&format!("cuModuleLoadData ({entry})"), loaded)?;
+        Ok(Self { device: Arc::clone(device), raw })
+    }
+
+    fn function(&self, entry: &str) -> Result<sys::CUfunction, BackendError> {
+        let name = CString::new(entry).expect("names of kernels have no zero byte");
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module lives, `name` ends with a zero byte, `function` is a valid place.
+        let found = unsafe { sys::cuModuleGetFunction(&raw mut function, self.raw, name.as_ptr()) };
+        check(&format!("cuModuleGetFunction ({entry})"), found)?;
+        Ok(function)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded in `load` and unloaded once.
+        self.device.release("cuModuleUnload", || unsafe { sys::cuModuleUnload(self.raw) });
+    }
+}
+
+/// A kernel that cannot be had on this machine.
+pub(super) fn unsupported(error: KernelError) -> BackendError {
+    BackendError::Unsupported(error.to_string())
+}

@@ -1,0 +1,375 @@
+//! Operators as launches: checks sizes, fills in addresses.
+//!
+//! [`loaded`]: kernels on the device. [`attention`]: the two attention kernels and their plan.
+
+mod attention;
+mod loaded;
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cudarc::driver::sys::CUdeviceptr;
+use inflight_kernels::{
+    self as kernels, Compiler, CompilerConfig,
+    ops::{
+        embed::{Embed, EmbedParams},
+        gather_sampled::{GatherSampled, GatherSampledParams},
+        random_normal::{RandomNormal, RandomNormalParams},
+        rms_norm::{RmsNorm, RmsNormParams},
+        rope_and_cache::{RopeAndCache, RopeAndCacheParams},
+        sample::{Sample, SampleParams},
+        silu_and_mul::{SiluAndMul, SiluAndMulParams},
+        track_tokens::{TrackTokens, TrackTokensParams},
+        unpack::{Unpack, UnpackParams},
+    },
+};
+
+use self::{
+    attention::AttentionPlans,
+    loaded::{KernelLoader, Loaded, unsupported},
+};
+use super::{
+    backend::{CudaBackend, CudaEmbedding},
+    device::Device,
+    memory::{CudaBuffer, Element},
+    stream::CudaStream,
+};
+use crate::{BackendError, DeviceBatch, OutputLayout, StepShape, ops, ops::SamplingState};
+
+/// All kernels, and the working memory of those that need some.
+pub(super) struct Operators {
+    loader: KernelLoader,
+    unpack: Loaded<Unpack>,
+    track_tokens: Loaded<TrackTokens>,
+    embed: Loaded<Embed>,
+    rms_norm: Loaded<RmsNorm>,
+    silu_and_mul: Loaded<SiluAndMul>,
+    gather_sampled: Loaded<GatherSampled>,
+    sample: Loaded<Sample>,
+    fill_bf16: Loaded<RandomNormal>,
+    fill_f32: Loaded<RandomNormal>,
+    rope: ByKey<RopeKey, Loaded<RopeAndCache>>,
+    attention: AttentionPlans,
+    /// Room for logits with penalties and bias, by rows and vocabulary.
+    adjusted: ByKey<(CUdeviceptr, usize), CudaBuffer>,
+}
+
+/// What [`RopeAndCache`] is specialised for.
+type RopeKey = (u32, u32, bool, bool);
+
+/// Values to fill memory with: normally distributed, of mean 0.
+pub(super) struct FillNormal {
+    pub(super) address: CUdeviceptr,
+    pub(super) element: Element,
+    pub(super) len: usize,
+    pub(super) seed: u64,
+    pub(super) std: f32,
+}
+
+/// Arguments of [`crate::Backend::gather_sampled`].
+pub(super) struct Gather<'a> {
+    pub(super) x: &'a CudaBuffer,
+    pub(super) batch: &'a DeviceBatch<CudaBackend>,
+    pub(super) shape: StepShape,
+    pub(super) len: usize,
+    pub(super) out: &'a CudaBuffer,
+}
+
+impl Operators {
+    /// Compiles and loads what every model needs; the rest comes when first used.
+    pub(super) fn new(device: &Arc<Device>, cache: Option<&Path>) -> Result<Self, BackendError> {
+        use kernels::Element::{Bf16, F32};
+        let cache_folder = cache.map(|folder| folder.join("kernels"));
+        let config = CompilerConfig { nvrtc_folder: None, cache_folder };
+        let loader = KernelLoader::new(device, Compiler::new(config).map_err(unsupported)?)?;
+        Ok(Self {
+            unpack: loader.load(Unpack)?,
+            track_tokens: loader.load(TrackTokens)?,
+            embed: loader.load(Embed { table: Bf16, out: F32 })?,
+            rms_norm: loader.load(RmsNorm { x: F32, out: Bf16 })?,
+            silu_and_mul: loader.load(SiluAndMul)?,
+            gather_sampled: loader.load(GatherSampled { element: F32 })?,
+            sample: loader.load(Sample)?,
+            fill_bf16: loader.load(RandomNormal { out: Bf16 })?,
+            fill_f32: loader.load(RandomNormal { out: F32 })?,
+            rope: ByKey::default(),
+            attention: AttentionPlans::new(&loader)?,
+            adjusted: ByKey::default(),
+            loader,
+        })
+    }
+
+    pub(super) fn fill_normal(
+        &self,
+        fill: &FillNormal,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let kernel = match fill.element {
+            Element::Bf16 => &self.fill_bf16,
+            Element::F32 | Element::Word => &self.fill_f32,
+        };
+        let params = RandomNormalParams {
+            out: fill.address,
+            seed: fill.seed,
+            first_index: 0,
+            len: fill.len as u64,
+            std: fill.std,
+            reserved: 0,
+        };
+        kernel.launch(&params, stream)
+    }
+
+    pub(super) fn unpack(
+        &self,
+        packed: &CudaBuffer,
+        previous: &CudaBuffer,
+        shape: StepShape,
+        batch: &DeviceBatch<CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        check_batch(batch, shape);
+        self.attention.start_step(batch);
+        let params = UnpackParams {
+            packed: packed.address(),
+            previous: previous.address(),
+            token_ids: batch.token_ids.address(),
+            positions: batch.positions.address(),
+            slot_mapping: batch.slot_mapping.address(),
+            row_starts: batch.row_starts.address(),
+            context_lens: batch.context_lens.address(),
+            block_starts: batch.block_starts.address(),
+            row_states: batch.row_states.address(),
+            blocks: batch.blocks.address(),
+            sample_indices: batch.sample_indices.address(),
+            sampling: batch.sampling.address(),
+            bias_ids: batch.bias_ids.address(),
+            bias_values: batch.bias_values.address(),
+            num_tokens: word(shape.num_tokens),
+            num_rows: word(shape.num_rows),
+            num_sampled: word(shape.num_sampled),
+            reserved: 0,
+        };
+        self.unpack.launch(&params, stream)
+    }
+
+    pub(super) fn track_tokens(
+        &self,
+        batch: &DeviceBatch<CudaBackend>,
+        shape: StepShape,
+        state: &SamplingState<CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let params = TrackTokensParams {
+            token_ids: batch.token_ids.address(),
+            positions: batch.positions.address(),
+            row_starts: batch.row_starts.address(),
+            row_states: batch.row_states.address(),
+            token_counts: state.token_counts.address(),
+            num_rows: word(shape.num_rows),
+            vocab_size: word(state.vocab_size),
+        };
+        self.track_tokens.launch(&params, stream)
+    }
+
+    pub(super) fn embed(
+        &self,
+        table: &CudaEmbedding,
+        batch: &DeviceBatch<CudaBackend>,
+        shape: StepShape,
+        out: &CudaBuffer,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        check_buffer(out, Element::F32, shape.num_tokens * table.cols, "embed: out");
+        let params = EmbedParams {
+            table: table.allocation.address(),
+            token_ids: batch.token_ids.address(),
+            out: out.address(),
+            num_tokens: word(shape.num_tokens),
+            num_embeddings: word(table.rows),
+            len: word(table.cols),
+            reserved: 0,
+        };
+        self.embed.launch(&params, stream)
+    }
+
+    pub(super) fn rms_norm(
+        &self,
+        args: &ops::RmsNorm<'_, CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let ops::RmsNorm { x, weight, out, num_rows, len, eps } = *args;
+        check_buffer(x, Element::F32, num_rows * len, "rms_norm: x");
+        check_buffer(weight, Element::F32, len, "rms_norm: weight");
+        check_buffer(out, Element::Bf16, num_rows * len, "rms_norm: out");
+        let params = RmsNormParams {
+            x: x.address(),
+            weight: weight.address(),
+            out: out.address(),
+            num_rows: word(num_rows),
+            len: word(len),
+            eps,
+            reserved: 0,
+        };
+        self.rms_norm.launch(&params, stream)
+    }
+
+    pub(super) fn rope_and_cache(
+        &self,
+        args: &ops::RopeAndCache<'_, CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let shape = args.attention;
+        let (head_dim, block_size) = (word(shape.head_dim), word(shape.block_size));
+        let (interleaved, qk_norm) = (args.interleaved, args.qk_norm.is_some());
+        check_buffer(args.qkv, Element::Bf16, args.step.num_tokens * shape.qkv_len(), "rope: qkv");
+        let norm = args.qk_norm.map_or((0, 0), |(q, k)| (q.address(), k.address()));
+        let params = RopeAndCacheParams {
+            qkv: args.qkv.address(),
+            rotary_table: args.rotary_table.address(),
+            q_norm: norm.0,
+            k_norm: norm.1,
+            keys: args.kv.keys.address(),
+            values: args.kv.values.address(),
+            positions: args.batch.positions.address(),
+            slot_mapping: args.batch.slot_mapping.address(),
+            num_tokens: word(args.step.num_tokens),
+            num_heads: word(shape.num_heads),
+            num_kv_heads: word(shape.num_kv_heads),
+            rotary_dim: word(args.rotary_dim),
+            eps: args.eps,
+            reserved: 0,
+        };
+        let key = (head_dim, block_size, interleaved, qk_norm);
+        let kernel = self.rope.get(key, || {
+            self.loader.load(RopeAndCache { head_dim, block_size, interleaved, qk_norm })
+        })?;
+        kernel.launch(&params, stream)
+    }
+
+    pub(super) fn attention(
+        &self,
+        args: &ops::Attention<'_, CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.attention.launch(args, &self.loader, stream)
+    }
+
+    pub(super) fn silu_and_mul(
+        &self,
+        gate_up: &CudaBuffer,
+        out: &CudaBuffer,
+        num_rows: usize,
+        len: usize,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        check_buffer(gate_up, Element::Bf16, 2 * num_rows * len, "silu_and_mul: gate_up");
+        check_buffer(out, Element::Bf16, num_rows * len, "silu_and_mul: out");
+        let params = SiluAndMulParams {
+            gate_up: gate_up.address(),
+            out: out.address(),
+            num_rows: word(num_rows),
+            len: word(len),
+        };
+        self.silu_and_mul.launch(&params, stream)
+    }
+
+    pub(super) fn gather_sampled(
+        &self,
+        gather: &Gather<'_>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let Gather { x, batch, shape, len, out } = *gather;
+        check_buffer(x, Element::F32, shape.num_tokens * len, "gather_sampled: x");
+        check_buffer(out, Element::F32, shape.num_sampled * len, "gather_sampled: out");
+        let params = GatherSampledParams {
+            x: x.address(),
+            sample_indices: batch.sample_indices.address(),
+            out: out.address(),
+            num_sampled: word(shape.num_sampled),
+            len: word(len),
+        };
+        self.gather_sampled.launch(&params, stream)
+    }
+
+    pub(super) fn sample(
+        &self,
+        args: &ops::Sample<'_, CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let ops::Sample { logits, state, batch, step, outputs, max_rows } = *args;
+        let num_logits = max_rows * state.vocab_size;
+        check_buffer(logits, Element::F32, step.num_sampled * state.vocab_size, "sample: logits");
+        let num_words = OutputLayout { max_rows }.num_words();
+        check_buffer(outputs, Element::Word, num_words, "sample: outputs");
+        assert!(step.num_sampled <= max_rows, "sample: more rows than outputs");
+        let adjusted = self.adjusted.get((logits.address(), num_logits), || {
+            CudaBuffer::zeroed(&self.loader.device, "adjusted logits", num_logits, Element::F32)
+        })?;
+        let params = SampleParams {
+            logits: logits.address(),
+            adjusted: adjusted.address(),
+            token_counts: state.token_counts.address(),
+            sampling: batch.sampling.address(),
+            bias_ids: batch.bias_ids.address(),
+            bias_values: batch.bias_values.address(),
+            outputs: outputs.address(),
+            num_sampled: word(step.num_sampled),
+            max_rows: word(max_rows),
+            vocab_size: word(state.vocab_size),
+            reserved: 0,
+        };
+        self.sample.launch(&params, stream)
+    }
+}
+
+/// Things made when first needed and kept: captured graphs use them for as long as they live.
+struct ByKey<K, V> {
+    made: Mutex<HashMap<K, Arc<V>>>,
+}
+
+impl<K, V> Default for ByKey<K, V> {
+    fn default() -> Self {
+        Self { made: Mutex::default() }
+    }
+}
+
+impl<K: Eq + Hash, V> ByKey<K, V> {
+    fn get(
+        &self,
+        key: K,
+        make: impl FnOnce() -> Result<V, BackendError>,
+    ) -> Result<Arc<V>, BackendError> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = made.get(&key) {
+            return Ok(Arc::clone(value));
+        }
+        let value = Arc::new(make()?);
+        made.insert(key, Arc::clone(&value));
+        Ok(value)
+    }
+}
+
+/// Asserts that a step of this shape fits the batch's buffers.
+fn check_batch(batch: &DeviceBatch<CudaBackend>, shape: StepShape) {
+    let fits = shape.num_tokens <= batch.token_ids.len()
+        && shape.num_rows <= batch.context_lens.len()
+        && shape.num_sampled <= batch.sample_indices.len()
+        && shape.num_blocks <= batch.blocks.len()
+        && shape.num_bias <= batch.bias_ids.len();
+    assert!(fits, "a step of {shape:?} exceeds what the batch has room for");
+}
+
+/// Asserts that a buffer holds what an operator takes from it.
+fn check_buffer(buffer: &CudaBuffer, element: Element, len: usize, name: &str) {
+    let (has, found) = (buffer.len(), buffer.element());
+    assert!(found == element && has >= len, "{name}: {has} of {found:?}, not {len} of {element:?}");
+}
+
+/// Kernels count in 32 bits; every count is one of buffers that exist.
+fn word(value: usize) -> u32 {
+    u32::try_from(value).expect("counts of a step fit 32 bits")
+}
