@@ -117,7 +117,7 @@ impl ThreadPool {
         self.shared.shares.len()
     }
 
-    /// Calls `task(i)` once for every `i < num_tasks`, on all threads, and returns when all are done.
+    /// Calls `task(i)` once for every `i < num_tasks`, on all threads; returns when all are done.
     ///
     /// Concurrent callers take turns; a run inside a task is done by that task's thread alone.
     ///

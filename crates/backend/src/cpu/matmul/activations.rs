@@ -1,4 +1,4 @@
-//! Activations as kernels want them: rows in blocks, interleaved so that one pointer serves a block.
+//! Activations as kernels want them: rows in blocks, interleaved so that one pointer serves all.
 //!
 //! ```text
 //! rows        block 0 | block 1 | ...       as equal as can be, each at most a kernel's rows

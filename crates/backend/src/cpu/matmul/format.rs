@@ -6,9 +6,9 @@
 //! ```text
 //! panel         super-block 0 | super-block 1 | ...         streamed from front to back
 //! super-block   scales[16] f16 | mins[16] f16, if stored | groups
-//! group         if a super-block has several: scale factors[16] i8 | min factors[16] i8, if mins are
-//!               stored; the group's scale is the super-block's times the factor, its min likewise
-//!               codes
+//! group         factors of scales[16] i8 | factors of mins[16] i8, if stored | codes
+//!               factors only where a super-block has several groups: a group's scale is the
+//!               super-block's times its factor, and its min likewise
 //! codes         vectors of 64 bytes: 16 rows x 4 neighbouring columns (a quad), one byte a code
 //!         8 bits   vector i is quad i
 //!         4 bits   vector i is quad i in its low, quad i + half in its high nibbles
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! So one register times one broadcast word of four activations gives a step of 16 dot products,
-//! and no sum ever crosses lanes. Panels are as small as their source, or within a bit in 32 of it.
+//! and no sum ever crosses lanes. Panels are as small as their source, or within 3 % of it.
 
 use half::f16;
 
@@ -59,7 +59,9 @@ pub(super) trait Format {
 
 /// Declares formats: name, group length, bits of a code, groups of a super-block, minimum.
 macro_rules! formats {
-    ($($name:ident: $group_len:literal, $code_bits:literal, $num_groups:literal, $min:expr;)*) => {$(
+    (
+        $($name:ident: $group_len:literal, $code_bits:literal, $num_groups:literal, $min:expr;)*
+    ) => {$(
         pub(super) struct $name;
 
         impl Format for $name {

@@ -1,15 +1,16 @@
 //! Activations times weights: `out = x W^T`, for one row of activations or hundreds.
 //!
-//! [`format`]: how panels of 16 weight rows are stored. [`packed`]: matrices as panels. [`activations`]:
-//! rows of activations in blocks, [`quantise`]d. [`tile`]: what a kernel does. [`plain`], [`avx2`], [`avx512`]: the
-//! kernels. [`kernels`]: which of them runs.
+//! [`format`]: how panels of 16 weight rows are stored. [`packed`]: matrices as panels, in
+//! [`memory`]. [`activations`]: rows of activations in blocks, [`quantise`]d. [`tile`]: what a
+//! kernel does. [`plain`], [`avx2`], [`avx512`]: the kernels. [`kernels`]: which of them runs.
+//! [`grid`]: who computes which tiles.
 //!
 //! ```text
-//!                 panel 0   panel 1   ...        threads share the panels, never the columns;
-//!               +---------+---------+---         a thread takes a panel through all the blocks
-//!  block 0      |  tile   |  tile   |            while it is in the caches, and weights come
-//!  (<= 12 rows) |         |         |            from memory once
-//!  block 1      |  tile   |
+//!                 panel 0   panel 1   ...        threads share the panels, and the blocks if there
+//!               +---------+---------+---         are too few, never the columns; a thread takes a
+//!  block 0      |  tile   |  tile   |            few panels through all its blocks while they are
+//!  (<= 12 rows) |         |         |            in the caches, so that weights come from memory
+//!  block 1      |  tile   |                      once
 //! ```
 //!
 //! Invariant: an output is a sum in one fixed order over the columns, whatever the number of rows,
@@ -63,11 +64,6 @@ pub(crate) struct MatmulScratch {
 }
 
 impl MatmulScratch {
-    /// For the best instructions of this processor.
-    pub(crate) fn new() -> Self {
-        Self::with_level(SimdLevel::detect())
-    }
-
     /// For given instructions.
     ///
     /// # Panics

@@ -270,7 +270,7 @@ proptest! {
         let cols = *cols_of(dtype).last().unwrap();
         let tensor = random.tensor(dtype, rows, cols);
         let x = random.vector(num_rows * cols);
-        let (alone, together) = (ThreadPool::new(1).unwrap(), ThreadPool::new(num_threads).unwrap());
+        let [alone, together] = [1, num_threads].map(|num| ThreadPool::new(num).unwrap());
         let weight = PackedMatrix::pack(&together, &[tensor], WeightPrecision::Native).unwrap();
         for level in SimdLevel::available() {
             let mut scratch = MatmulScratch::with_level(level);
