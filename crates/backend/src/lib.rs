@@ -17,6 +17,7 @@ mod mapped_file;
 pub mod ops;
 pub mod philox;
 pub mod quant;
+pub mod self_check;
 pub mod step;
 mod sync;
 mod tensor;

@@ -34,9 +34,15 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Element type of the KV cache.
     fn kv_dtype(&self) -> Dtype;
 
+    /// Element type of [`Backend::alloc_activations`].
+    fn activation_dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
     // --- memory ---
 
-    /// Allocates `len` activations (f32 on the CPU), zeroed. `label` names it in messages.
+    /// Allocates `len` activations of [`Backend::activation_dtype`], zeroed. `label` names it in
+    /// messages.
     fn alloc_activations(
         &self,
         label: &'static str,

@@ -236,6 +236,10 @@ impl Backend for CudaBackend {
         Dtype::BF16
     }
 
+    fn activation_dtype(&self) -> Dtype {
+        Dtype::BF16
+    }
+
     fn alloc_activations(
         &self,
         label: &'static str,

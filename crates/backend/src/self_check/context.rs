@@ -1,0 +1,173 @@
+//! Operators that know where tokens are: rotation, KV cache, attention.
+
+use super::{
+    BF16_TOLERANCE, Pair,
+    rig::{Rig, normal},
+    steps::RandomStep,
+};
+use crate::{
+    AttentionShape, Backend, BackendError,
+    ops::{Attention, RopeAndCache},
+};
+
+/// One kind of attention layer.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+}
+
+impl Heads {
+    const fn new(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Self {
+        Self { num_heads, num_kv_heads, head_dim, window: None }
+    }
+
+    fn shape(self, block_size: usize) -> AttentionShape {
+        let Self { num_heads, num_kv_heads, head_dim, .. } = self;
+        AttentionShape { num_heads, num_kv_heads, head_dim, block_size }
+    }
+
+    fn name(self) -> String {
+        let Self { num_heads, num_kv_heads, head_dim, window } = self;
+        let window = window.map_or(String::new(), |window| format!(", window {window}"));
+        format!("{num_heads}/{num_kv_heads} heads of {head_dim}{window}")
+    }
+}
+
+pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    for case in [
+        Rope { heads: Heads::new(8, 2, 64), rotary_dim: 64, interleaved: false, qk_norm: false },
+        Rope { heads: Heads::new(9, 3, 64), rotary_dim: 64, interleaved: true, qk_norm: false },
+        Rope { heads: Heads::new(8, 1, 128), rotary_dim: 128, interleaved: false, qk_norm: true },
+        Rope { heads: Heads::new(4, 4, 96), rotary_dim: 48, interleaved: false, qk_norm: false },
+    ] {
+        let step = RandomStep::mixed(16);
+        let out = case.run(&pair.device, &step)?;
+        let expected = case.run(&pair.reference, &step)?;
+        pair.compare(case.name("queries"), &out.queries, &expected.queries, BF16_TOLERANCE);
+        pair.compare(case.name("keys"), &out.keys, &expected.keys, BF16_TOLERANCE);
+        pair.compare(case.name("values"), &out.values, &expected.values, BF16_TOLERANCE);
+    }
+    let tile_edges = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500];
+    for heads in [
+        Heads::new(32, 8, 128),
+        Heads::new(9, 3, 64),
+        Heads::new(16, 1, 128),
+        Heads::new(4, 4, 96),
+        Heads::new(4, 2, 256),
+        Heads { window: Some(50), ..Heads::new(8, 2, 64) },
+    ] {
+        for (kind, step) in [
+            ("decode", RandomStep::decode(&tile_edges, 16)),
+            ("decode one long", RandomStep::decode(&[3001], 16)),
+            ("mixed", RandomStep::mixed(16)),
+            ("mixed, blocks of 64", RandomStep::mixed(64)),
+        ] {
+            let out = attention(&pair.device, heads, &step)?;
+            let expected = attention(&pair.reference, heads, &step)?;
+            let name = format!("attention {kind}, {}", heads.name());
+            pair.compare(name, &out, &expected, BF16_TOLERANCE);
+        }
+    }
+    Ok(())
+}
+
+/// One kind of rotation to check.
+#[derive(Clone, Copy, Debug)]
+struct Rope {
+    heads: Heads,
+    rotary_dim: usize,
+    interleaved: bool,
+    qk_norm: bool,
+}
+
+/// What a rotation writes.
+struct Rotated {
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Rope {
+    fn name(&self, what: &str) -> String {
+        let marks = [(self.interleaved, " interleaved"), (self.qk_norm, " with norm")];
+        let marks: String = marks.iter().filter(|(set, _)| *set).map(|(_, mark)| *mark).collect();
+        format!("rope_and_cache {what}, {}{marks}", self.heads.name())
+    }
+
+    fn run<B: Backend>(
+        &self,
+        rig: &Rig<'_, B>,
+        step: &RandomStep,
+    ) -> Result<Rotated, BackendError> {
+        let attention = self.heads.shape(step.block_size);
+        let (batch, shape) = step.unpack(rig)?;
+        let head_dim = self.heads.head_dim;
+        let cache_len =
+            step.num_cache_blocks * self.heads.num_kv_heads * step.block_size * head_dim;
+        let kv = rig.kv(&vec![0.5; cache_len], &vec![-0.5; cache_len])?;
+        let qkv = rig.activations(&normal(50, shape.num_tokens * attention.qkv_len()))?;
+        let max_positions = 1024;
+        let table = rig.vector(&angles(max_positions, self.rotary_dim))?;
+        let norms = (rig.vector(&normal(51, head_dim))?, rig.vector(&normal(52, head_dim))?);
+        let args = RopeAndCache {
+            qkv: &qkv,
+            rotary_table: &table,
+            rotary_dim: self.rotary_dim,
+            interleaved: self.interleaved,
+            qk_norm: self.qk_norm.then_some((&norms.0, &norms.1)),
+            eps: 1e-6,
+            attention,
+            kv: &kv,
+            batch: &batch,
+            step: shape,
+        };
+        rig.backend.rope_and_cache(args, &rig.stream)?;
+        let all = rig.read_activations(&qkv, shape.num_tokens * attention.qkv_len())?;
+        let rows = all.chunks_exact(attention.qkv_len());
+        let queries = rows.flat_map(|row| row[..attention.q_len()].to_vec()).collect();
+        let (keys, values) =
+            (rig.read_kv(&kv.keys, cache_len)?, rig.read_kv(&kv.values, cache_len)?);
+        Ok(Rotated { queries, keys, values })
+    }
+}
+
+/// A rotary table: cosines and sines of each position.
+fn angles(max_positions: usize, rotary_dim: usize) -> Vec<f32> {
+    let pairs = rotary_dim / 2;
+    let angle = |position: usize, pair: usize| {
+        position as f64 * 10_000f64.powf(-(pair as f64) / pairs as f64)
+    };
+    let row = |position| {
+        let cos = (0..pairs).map(move |pair| angle(position, pair).cos() as f32);
+        cos.chain((0..pairs).map(move |pair| angle(position, pair).sin() as f32))
+    };
+    (0..max_positions).flat_map(row).collect()
+}
+
+fn attention<B: Backend>(
+    rig: &Rig<'_, B>,
+    heads: Heads,
+    step: &RandomStep,
+) -> Result<Vec<f32>, BackendError> {
+    let attention = heads.shape(step.block_size);
+    let (batch, shape) = step.unpack(rig)?;
+    let cache_len = step.num_cache_blocks * heads.num_kv_heads * step.block_size * heads.head_dim;
+    let kv = rig.kv(&normal(60, cache_len), &normal(61, cache_len))?;
+    let qkv = rig.activations(&normal(62, shape.num_tokens * attention.qkv_len()))?;
+    let out = rig.poisoned(shape.num_tokens * attention.q_len())?;
+    let args = Attention {
+        qkv: &qkv,
+        kv: &kv,
+        out: &out,
+        attention,
+        scale: 1.0 / (heads.head_dim as f32).sqrt(),
+        window: heads.window,
+        batch: &batch,
+        step: shape,
+    };
+    rig.backend.attention(args, &rig.stream)?;
+    rig.read_activations(&out, shape.num_tokens * attention.q_len())
+}

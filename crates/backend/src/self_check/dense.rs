@@ -1,0 +1,163 @@
+//! Operators on rows that know nothing of sequences.
+
+use super::{
+    BF16_ROUNDING, BF16_TOLERANCE, F32_TOLERANCE, Pair,
+    rig::{Rig, normal, tensor},
+    steps::RandomStep,
+};
+use crate::{
+    Backend, BackendError,
+    ops::{Matmul, RmsNorm},
+};
+
+pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    for (num_rows, len) in [(1, 64), (3, 576), (33, 4096), (2, 8200)] {
+        let (out, expected) =
+            (rms_norm(&pair.device, num_rows, len)?, rms_norm(&pair.reference, num_rows, len)?);
+        pair.compare(format!("rms_norm {num_rows}x{len}"), &out, &expected, BF16_ROUNDING);
+    }
+    for (num_rows, len) in [(1, 8), (3, 1536), (33, 14336)] {
+        let (out, expected) =
+            (silu(&pair.device, num_rows, len)?, silu(&pair.reference, num_rows, len)?);
+        pair.compare(format!("silu_and_mul {num_rows}x{len}"), &out, &expected, BF16_ROUNDING);
+    }
+    for case in matmul_cases() {
+        let (out, expected) = (matmul(&pair.device, &case)?, matmul(&pair.reference, &case)?);
+        let tolerance = if case.f32_out { F32_TOLERANCE } else { BF16_ROUNDING };
+        pair.compare(case.name(), &out, &expected, tolerance);
+    }
+    let step = RandomStep::mixed(16);
+    let (out, expected) = (embed(&pair.device, &step)?, embed(&pair.reference, &step)?);
+    pair.compare("embed", &out, &expected, 0.0);
+    let (out, expected) = (gather(&pair.device, &step)?, gather(&pair.reference, &step)?);
+    pair.compare("gather_sampled", &out, &expected, 0.0);
+    for num_values in [1, 1001] {
+        let (out, expected) =
+            (random(&pair.device, num_values)?, random(&pair.reference, num_values)?);
+        pair.compare(
+            format!("random weights 4x{}", num_values * 8),
+            &out,
+            &expected,
+            BF16_TOLERANCE,
+        );
+    }
+    Ok(())
+}
+
+fn rms_norm<B: Backend>(
+    rig: &Rig<'_, B>,
+    num_rows: usize,
+    len: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let x = rig.state(&normal(1, num_rows * len))?;
+    let weight = rig.vector(&normal(2, len))?;
+    let out = rig.poisoned(num_rows * len)?;
+    let args = RmsNorm { x: &x, weight: &weight, out: &out, num_rows, len, eps: 1e-5 };
+    rig.backend.rms_norm(args, &rig.stream)?;
+    rig.read_activations(&out, num_rows * len)
+}
+
+fn silu<B: Backend>(
+    rig: &Rig<'_, B>,
+    num_rows: usize,
+    len: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let gate_up = rig.activations(&normal(3, num_rows * len * 2))?;
+    let out = rig.poisoned(num_rows * len)?;
+    rig.backend.silu_and_mul(&gate_up, &out, num_rows, len, &rig.stream)?;
+    rig.read_activations(&out, num_rows * len)
+}
+
+/// One matrix product to check.
+struct MatmulCase {
+    num_rows: usize,
+    /// Rows of the parts of the weight.
+    parts: &'static [usize],
+    cols: usize,
+    bias: bool,
+    accumulate: bool,
+    f32_out: bool,
+}
+
+impl MatmulCase {
+    fn name(&self) -> String {
+        let Self { num_rows, parts, cols, .. } = self;
+        let marks = [(self.bias, "+bias"), (self.accumulate, "+add"), (self.f32_out, "+f32")];
+        let marks: String = marks.iter().filter(|(set, _)| *set).map(|(_, mark)| *mark).collect();
+        format!("matmul {num_rows}x{}x{cols}{marks}", parts.iter().sum::<usize>())
+    }
+}
+
+fn matmul_cases() -> Vec<MatmulCase> {
+    let mut cases = Vec::new();
+    for num_rows in [1, 3, 16, 33, 130] {
+        for (bias, accumulate, f32_out) in [
+            (false, false, false),
+            (true, false, false),
+            (false, true, true),
+            (true, true, true),
+            (false, false, true),
+        ] {
+            let parts: &[usize] = &[384, 128, 128];
+            cases.push(MatmulCase { num_rows, parts, cols: 576, bias, accumulate, f32_out });
+        }
+    }
+    for (parts, cols) in [(&[1000][..], 72), (&[264], 4096)] {
+        let (bias, accumulate, f32_out) = (false, false, true);
+        cases.push(MatmulCase { num_rows: 7, parts, cols, bias, accumulate, f32_out });
+    }
+    cases
+}
+
+fn matmul<B: Backend>(rig: &Rig<'_, B>, case: &MatmulCase) -> Result<Vec<f32>, BackendError> {
+    let MatmulCase { num_rows, parts, cols, bias, accumulate, f32_out } = *case;
+    let rows: usize = parts.iter().sum();
+    let weights: Vec<_> = (0..)
+        .zip(parts)
+        .map(|(i, part)| tensor(&[*part, cols], &normal(10 + i, part * cols)))
+        .collect();
+    let weight = rig.backend.load_matrix(&weights)?;
+    let bias = bias.then(|| rig.vector(&normal(20, rows))).transpose()?;
+    let x = rig.activations(&normal(21, num_rows * cols))?;
+    let before =
+        if accumulate { normal(22, num_rows * rows) } else { vec![f32::NAN; num_rows * rows] };
+    let out = if f32_out { rig.state(&before)? } else { rig.activations(&before)? };
+    let (bias, weight) = (bias.as_ref(), &weight);
+    let args = Matmul { x: &x, weight, bias, out: &out, num_rows, accumulate };
+    rig.backend.matmul(args, &rig.stream)?;
+    let len = num_rows * rows;
+    if f32_out { rig.read_state(&out, len) } else { rig.read_activations(&out, len) }
+}
+
+fn embed<B: Backend>(rig: &Rig<'_, B>, step: &RandomStep) -> Result<Vec<f32>, BackendError> {
+    let (vocab, len) = (RandomStep::VOCAB_SIZE, 72);
+    let table = rig.backend.load_embedding(&tensor(&[vocab, len], &normal(30, vocab * len)))?;
+    let (batch, shape) = step.unpack(rig)?;
+    let out = rig.state(&vec![f32::NAN; shape.num_tokens * len])?;
+    rig.backend.embed(&table, &batch, shape, &out, &rig.stream)?;
+    rig.read_state(&out, shape.num_tokens * len)
+}
+
+fn gather<B: Backend>(rig: &Rig<'_, B>, step: &RandomStep) -> Result<Vec<f32>, BackendError> {
+    let len = 72;
+    let (batch, shape) = step.unpack(rig)?;
+    let x = rig.state(&normal(31, shape.num_tokens * len))?;
+    let out = rig.state(&vec![f32::NAN; shape.num_sampled * len])?;
+    rig.backend.gather_sampled(&x, &batch, shape, len, &out, &rig.stream)?;
+    rig.read_state(&out, shape.num_sampled * len)
+}
+
+/// Random weights as a device makes them, seen by looking up every row.
+fn random<B: Backend>(rig: &Rig<'_, B>, num_values: usize) -> Result<Vec<f32>, BackendError> {
+    let (rows, cols) = (4, num_values * 8);
+    let random = crate::HostTensor {
+        data: crate::TensorData::Random { seed: 7, std: 0.02 },
+        ..tensor(&[rows, cols], &[])
+    };
+    let table = rig.backend.load_embedding(&random)?;
+    let step = RandomStep::tokens(&[0, 1, 2, 3]);
+    let (batch, shape) = step.unpack(rig)?;
+    let out = rig.state(&vec![f32::NAN; rows * cols])?;
+    rig.backend.embed(&table, &batch, shape, &out, &rig.stream)?;
+    rig.read_state(&out, rows * cols)
+}

@@ -1,0 +1,122 @@
+//! Does a device compute what it should? Every operator on random inputs, against the CPU in f32.
+//!
+//! [`rig`]: a device with what moving values takes. [`steps`]: random batches. [`dense`],
+//! [`context`], [`sampling`]: the operators, each one function for every device.
+//!
+//! Invariant: what a device is judged by was computed by the CPU backend, never by itself.
+
+mod context;
+mod dense;
+mod rig;
+mod sampling;
+mod steps;
+
+use rig::Rig;
+
+use crate::{Backend, BackendError, CpuBackend, CpuConfig, Dtype, WeightPrecision};
+
+/// How one operator did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OperatorCheck {
+    /// Operator and case.
+    pub name: String,
+    /// `|out - expected| / |expected|` over all elements of the outputs; infinite where a value is no
+    /// number. For outputs that must be equal: the fraction that is not.
+    pub error: f64,
+    /// Most that `error` may be.
+    pub tolerance: f64,
+}
+
+impl OperatorCheck {
+    /// Whether the operator computes what it should.
+    pub fn passed(&self) -> bool {
+        self.error <= self.tolerance
+    }
+}
+
+/// Checks every operator of `backend`.
+///
+/// # Errors
+/// [`BackendError`] if a device cannot run them at all.
+pub fn check_operators<B: Backend>(backend: &B) -> Result<Vec<OperatorCheck>, BackendError> {
+    let reference = CpuBackend::new(CpuConfig {
+        kv_dtype: Dtype::F32,
+        weights: WeightPrecision::F32,
+        ..CpuConfig::detect()
+    })?;
+    let mut pair =
+        Pair { device: Rig::new(backend)?, reference: Rig::new(&reference)?, checks: Vec::new() };
+    dense::check(&mut pair)?;
+    context::check(&mut pair)?;
+    sampling::check(&mut pair)?;
+    Ok(pair.checks)
+}
+
+/// The device to check, the CPU, and how the operators did so far.
+struct Pair<'a, B: Backend> {
+    device: Rig<'a, B>,
+    reference: Rig<'a, CpuBackend>,
+    checks: Vec<OperatorCheck>,
+}
+
+impl<B: Backend> Pair<'_, B> {
+    /// Notes how far `out` is from `expected`.
+    fn compare(&mut self, name: impl Into<String>, out: &[f32], expected: &[f32], tolerance: f64) {
+        let error = relative_error(out, expected);
+        self.checks.push(OperatorCheck { name: name.into(), error, tolerance });
+    }
+
+    /// Notes which of `out` are not exactly `expected`; `tolerance` of them may differ.
+    fn same(&mut self, name: impl Into<String>, out: &[u32], expected: &[u32], tolerance: f64) {
+        assert_eq!(out.len(), expected.len(), "outputs to compare");
+        let different = out.iter().zip(expected).filter(|(a, b)| a != b).count();
+        let error = different as f64 / out.len().max(1) as f64;
+        self.checks.push(OperatorCheck { name: name.into(), error, tolerance });
+    }
+}
+
+/// Rounding to bf16, and what follows from it in a sum of many terms.
+const BF16_TOLERANCE: f64 = 1e-2;
+/// Rounding to bf16 once.
+const BF16_ROUNDING: f64 = 4e-3;
+/// Sums of f32 in another order.
+const F32_TOLERANCE: f64 = 1e-4;
+
+fn relative_error(out: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(out.len(), expected.len(), "outputs to compare");
+    let square = |value: f64| value * value;
+    let difference: f64 =
+        out.iter().zip(expected).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let norm: f64 = expected.iter().map(|value| square(f64::from(*value))).sum();
+    match (difference / norm.max(f64::MIN_POSITIVE)).sqrt() {
+        error if error.is_finite() => error,
+        _ => f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_errors_are_of_the_whole_and_notice_what_is_no_number() {
+        assert_eq!(relative_error(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
+        assert_eq!(relative_error(&[3.0, 3.0], &[3.0, 4.0]), 0.2);
+        assert_eq!(relative_error(&[f32::NAN, 4.0], &[3.0, 4.0]), f64::INFINITY);
+    }
+
+    /// The CPU with other weights and instructions than the reference: the checks must say so.
+    #[test]
+    fn the_cpu_passes_its_own_checks() {
+        let backend = CpuBackend::new(CpuConfig {
+            kv_dtype: Dtype::BF16,
+            weights: WeightPrecision::Native,
+            num_threads: 1,
+            ..CpuConfig::detect()
+        });
+        let checks = check_operators(&backend.unwrap()).unwrap();
+        let failed: Vec<_> = checks.iter().filter(|check| !check.passed()).collect();
+        assert!(failed.is_empty(), "{failed:#?}");
+        assert!(checks.len() > 30, "{} checks", checks.len());
+    }
+}

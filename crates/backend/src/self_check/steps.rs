@@ -1,0 +1,141 @@
+//! Random batches.
+
+use super::rig::{Rig, uniform};
+use crate::{
+    Backend, BackendError, DeviceBatch, RowState, SamplingRow, StepCapacity, StepInputs, StepShape,
+};
+
+/// A step's inputs, and what they refer to.
+pub(super) struct RandomStep {
+    pub(super) inputs: StepInputs,
+    /// Tokens of the step before.
+    pub(super) previous: Vec<u32>,
+    pub(super) block_size: usize,
+    /// Blocks of the KV cache, more than the step uses.
+    pub(super) num_cache_blocks: usize,
+}
+
+/// One sequence's share of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RandomRow {
+    /// Tokens after the step.
+    pub(super) context_len: usize,
+    /// How many of them are new.
+    pub(super) num_new: usize,
+}
+
+impl RandomStep {
+    pub(super) const VOCAB_SIZE: usize = 1000;
+
+    /// Rows whose blocks lie anywhere in the cache; every row is sampled, every fourth token that is
+    /// a row's only one is carried over.
+    pub(super) fn new(rows: &[RandomRow], block_size: usize) -> Self {
+        let num_blocks: usize = rows.iter().map(|row| row.context_len.div_ceil(block_size)).sum();
+        let num_cache_blocks = num_blocks + 5;
+        let mut places = shuffled(num_cache_blocks).into_iter();
+        let mut inputs = StepInputs::default();
+        inputs.clear();
+        for (i, row) in rows.iter().enumerate() {
+            let num_blocks = row.context_len.div_ceil(block_size);
+            let blocks: Vec<u32> = places.by_ref().take(num_blocks).collect();
+            push_row(&mut inputs, *row, &blocks, block_size);
+            if row.num_new == 1 && i % 4 == 3 {
+                *inputs.carry_over.last_mut().expect("a token was pushed") = i as i32;
+            }
+        }
+        let previous = uniform(41, rows.len(), Self::VOCAB_SIZE);
+        Self { inputs, previous, block_size, num_cache_blocks }
+    }
+
+    /// Rows that decode, beside rows that prefill and rows that do so in chunks.
+    pub(super) fn mixed(block_size: usize) -> Self {
+        let row = |(context_len, num_new)| RandomRow { context_len, num_new };
+        Self::new(
+            &[(1, 1), (40, 40), (17, 1), (130, 1), (700, 200), (64, 1), (3, 2)].map(row),
+            block_size,
+        )
+    }
+
+    /// Rows of one token each.
+    pub(super) fn decode(context_lens: &[usize], block_size: usize) -> Self {
+        let row = |context_len: &usize| RandomRow { context_len: *context_len, num_new: 1 };
+        Self::new(&context_lens.iter().map(row).collect::<Vec<_>>(), block_size)
+    }
+
+    /// These tokens, each a row of its own.
+    pub(super) fn tokens(ids: &[u32]) -> Self {
+        let mut step = Self::decode(&vec![1; ids.len()], 16);
+        step.inputs.token_ids.copy_from_slice(ids);
+        step.inputs.carry_over.fill(-1);
+        step
+    }
+
+    pub(super) fn shape(&self) -> StepShape {
+        self.inputs.shape()
+    }
+
+    /// A batch with room for more than the step.
+    pub(super) fn batch<B: Backend>(
+        &self,
+        rig: &Rig<'_, B>,
+    ) -> Result<DeviceBatch<B>, BackendError> {
+        DeviceBatch::new(rig.backend, self.capacity())
+    }
+
+    pub(super) fn capacity(&self) -> StepCapacity {
+        let shape = self.shape();
+        StepCapacity {
+            max_tokens: shape.num_tokens + 16,
+            max_rows: shape.num_rows.max(shape.num_sampled) + 16,
+            max_blocks: shape.num_blocks + 9,
+            max_bias: shape.num_bias + 3,
+        }
+    }
+
+    /// The packed words on the device.
+    pub(super) fn pack<B: Backend>(&self, rig: &Rig<'_, B>) -> Result<B::Buffer, BackendError> {
+        let mut words = vec![0; self.shape().num_words()];
+        self.inputs.pack(&mut words);
+        rig.words(&words)
+    }
+
+    /// The step's inputs in a batch, as operators find them.
+    pub(super) fn unpack<B: Backend>(
+        &self,
+        rig: &Rig<'_, B>,
+    ) -> Result<(DeviceBatch<B>, StepShape), BackendError> {
+        let (batch, packed) = (self.batch(rig)?, self.pack(rig)?);
+        let (previous, shape) = (rig.words(&self.previous)?, self.shape());
+        rig.backend.unpack(&packed, &previous, shape, &batch, &rig.stream)?;
+        rig.finish()?;
+        Ok((batch, shape))
+    }
+}
+
+fn push_row(inputs: &mut StepInputs, row: RandomRow, blocks: &[u32], block_size: usize) {
+    let word = |value: usize| u32::try_from(value).expect("checks are small");
+    let RandomRow { context_len, num_new } = row;
+    let first = inputs.token_ids.len();
+    inputs.token_ids.extend(uniform(word(first).into(), num_new, RandomStep::VOCAB_SIZE));
+    inputs.carry_over.extend((0..num_new).map(|_| -1));
+    for position in context_len - num_new..context_len {
+        inputs.positions.push(word(position));
+        let block = blocks[position / block_size] as usize;
+        inputs.slot_mapping.push(word(block * block_size + position % block_size));
+    }
+    inputs.row_starts.push(word(first + num_new));
+    inputs.context_lens.push(word(context_len));
+    inputs.blocks.extend(blocks);
+    inputs.block_starts.push(word(inputs.blocks.len()));
+    inputs.row_states.push(RowState { state_slot: None, prompt_len: 0, fresh: false });
+    inputs.sample_indices.push(word(first + num_new - 1));
+    inputs.sampling.push(SamplingRow::GREEDY);
+}
+
+/// The numbers below `len` in a random order.
+fn shuffled(len: usize) -> Vec<u32> {
+    let keys = uniform(40, len, 1 << 30);
+    let mut numbers: Vec<u32> = (0..).take(len).collect();
+    numbers.sort_by_key(|number| keys[*number as usize]);
+    numbers
+}
