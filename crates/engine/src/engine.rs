@@ -5,10 +5,10 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::{self, Receiver, SyncSender},
     },
 };
 
-use crossbeam_channel::{Receiver, Sender};
 use inflight_backend::{Backend, BackendError, OutputLayout, StepInputs, StepShape};
 use inflight_model::Decoder;
 use inflight_scheduler::{Batch, Scheduler, SequenceId, SequenceSpec};
@@ -68,7 +68,7 @@ impl<B: Backend> Engine<B> {
         config: EngineConfig,
     ) -> Result<(Self, EngineHandle), EngineError> {
         let scheduler = Scheduler::new(config.scheduler())?;
-        let (commands, inbox) = crossbeam_channel::bounded(4 * config.max_outstanding + 16);
+        let (commands, inbox) = mpsc::sync_channel(4 * config.max_outstanding + 16);
         let stats = Arc::new(EngineStats::default());
         let handle = EngineHandle {
             commands,
@@ -104,7 +104,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Sends a record of every step to `records`. Never blocks: a full channel loses records.
-    pub fn trace_to(&mut self, records: Sender<StepRecord>) {
+    pub fn trace_to(&mut self, records: SyncSender<StepRecord>) {
         self.clock.send_to(records);
     }
 

@@ -3,9 +3,9 @@
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering},
+    mpsc::{SyncSender, TrySendError},
 };
 
-use crossbeam_channel::{Sender, TrySendError};
 
 use crate::{
     FinishReason, RequestId, RequestLimits, SinkClosed, TokenSink, TokenUpdate, Update, ValidRequest,
@@ -85,7 +85,7 @@ pub enum SubmitError {
 /// Hands requests to the engine. Cheap to clone; usable from any thread.
 #[derive(Clone)]
 pub struct EngineHandle {
-    pub(crate) commands: Sender<Command>,
+    pub(crate) commands: SyncSender<Command>,
     pub(crate) limits: RequestLimits,
     pub(crate) outstanding: Arc<AtomicUsize>,
     pub(crate) max_outstanding: usize,

@@ -1,8 +1,10 @@
 //! What happened in each step and when: for timelines, and for finding bubbles.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::mpsc::{SyncSender, TrySendError},
+    time::{Duration, Instant},
+};
 
-use crossbeam_channel::{Sender, TrySendError};
 use inflight_backend::{Backend, BackendError};
 
 use crate::io_slot::{Interval, IoSlot};
@@ -47,22 +49,25 @@ pub struct StepRecord {
 /// Measures host time since the engine started, and places device time beside it.
 pub(crate) struct TraceClock<B: Backend> {
     origin: Instant,
-    /// Happened at `origin`.
+    /// Happened at `origin`, give or take half of what recording it and waiting for it took.
     origin_event: B::Event,
-    records: Option<Sender<StepRecord>>,
+    records: Option<SyncSender<StepRecord>>,
 }
 
 impl<B: Backend> TraceClock<B> {
     /// Starts the clock: `stream` must be idle.
     pub(crate) fn start(backend: &B, stream: &B::Stream) -> Result<Self, BackendError> {
         let origin_event = backend.create_event()?;
+        let before = Instant::now();
         backend.record(&origin_event, stream)?;
         backend.synchronize(&origin_event)?;
-        Ok(Self { origin: Instant::now(), origin_event, records: None })
+        // The event happened between the two readings of the host's clock: half-way is off least.
+        let origin = before + before.elapsed() / 2;
+        Ok(Self { origin, origin_event, records: None })
     }
 
     /// Sends every step's record to `records`; one that is full loses records.
-    pub(crate) fn send_to(&mut self, records: Sender<StepRecord>) {
+    pub(crate) fn send_to(&mut self, records: SyncSender<StepRecord>) {
         self.records = Some(records);
     }
 
