@@ -7,7 +7,7 @@ use super::{
         Format, GroupLayout, Min, PANEL_ROWS, Q4K, Q4One, Q4Zero, Q5K, Q5One, Q5Zero, Q6K, Q8Zero,
         SCALES_BYTES, VECTOR_BYTES,
     },
-    tile::{Tile, TileKernel},
+    tile::{Tile, TileKernel, prefetch},
 };
 use crate::Dtype;
 
@@ -70,6 +70,9 @@ unsafe fn half_sums<F: Format, const ROWS: usize>(
             let header = weights;
             weights = weights.add(layout.header_bytes());
             for _ in 0..layout.num_groups {
+                if half == 0 {
+                    prefetch(weights, layout.group_bytes());
+                }
                 let vectors = weights.add(layout.factors_bytes() + half * VECTOR_BYTES / 2);
                 let dots = group_dots::<F, ROWS>(vectors, x.add(2 * ROWS).cast());
                 let (scales, mins) = scales_and_mins(layout, header, weights, half);
@@ -97,15 +100,56 @@ unsafe fn group_dots<F: Format, const ROWS: usize>(
     vectors: *const u8,
     words: *const i32,
 ) -> [__m256i; ROWS] {
+    let quads_per_sum = const { quads_per_sum(F::LAYOUT.code_bits) };
     let mut dots = [_mm256_setzero_si256(); ROWS];
-    for i in 0..F::LAYOUT.num_quads() {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let codes = quad(F::LAYOUT, vectors, i);
-            add_dots::<F, ROWS>(&mut dots, codes, words.add(i * ROWS));
+    for start in (0..F::LAYOUT.num_quads()).step_by(quads_per_sum) {
+        let mut pairs = [_mm256_setzero_si256(); ROWS];
+        for i in start..F::LAYOUT.num_quads().min(start + quads_per_sum) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let codes = quad(F::LAYOUT, vectors, i);
+                add_pairs::<F, ROWS>(&mut pairs, codes, words.add(i * ROWS));
+            }
+        }
+        for (dot, pairs) in dots.iter_mut().zip(pairs) {
+            *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
         }
     }
     dots
+}
+
+/// How many quads' pairs of products may be added in 16 bits.
+///
+/// The magnitude of a code of eight bits, made signed again, is 128 at most.
+const fn quads_per_sum(code_bits: usize) -> usize {
+    let largest_code = if code_bits == 8 { 128 } else { (1 << code_bits) - 1 };
+    i16::MAX as usize / (largest_code * 127 * 2)
+}
+
+/// Adds to every row's 16-bit sums the products of four columns, in pairs.
+///
+/// Codes of eight bits are made signed again, and their sign moved to the activations.
+///
+/// # Safety
+/// `words` points to `ROWS` words.
+#[target_feature(enable = "avx2")]
+unsafe fn add_pairs<F: Format, const ROWS: usize>(
+    sums: &mut [__m256i; ROWS],
+    codes: __m256i,
+    words: *const i32,
+) {
+    let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+    let magnitudes = _mm256_abs_epi8(signed);
+    for (row, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let x = _mm256_set1_epi32(unsafe { words.add(row).read() });
+        let pairs = if F::LAYOUT.code_bits == 8 {
+            _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, signed))
+        } else {
+            _mm256_maddubs_epi16(codes, x)
+        };
+        *sum = _mm256_add_epi16(*sum, pairs);
+    }
 }
 
 /// Codes of quad `i`, one in each byte.
@@ -136,35 +180,6 @@ unsafe fn quad(layout: GroupLayout, vectors: *const u8, i: usize) -> __m256i {
     };
     let mask = _mm256_set1_epi8(((1 << layout.high_bits()) - 1) << 4);
     _mm256_or_si256(nibbles, _mm256_and_si256(high, mask))
-}
-
-/// Adds to every row's dots those of four columns.
-///
-/// Pairs of products are added in 16 bits. For codes below 64 two of them reach 63 * 127 * 2, which
-/// fits. Codes of eight bits are made signed again, and their sign moved to the activations: then
-/// a pair reaches 128 * 127 * 2 at most, which fits too.
-///
-/// # Safety
-/// `words` points to `ROWS` words.
-#[target_feature(enable = "avx2")]
-unsafe fn add_dots<F: Format, const ROWS: usize>(
-    dots: &mut [__m256i; ROWS],
-    codes: __m256i,
-    words: *const i32,
-) {
-    let ones = _mm256_set1_epi16(1);
-    let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
-    let magnitudes = _mm256_abs_epi8(signed);
-    for (row, dot) in dots.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        let x = _mm256_set1_epi32(unsafe { words.add(row).read() });
-        let pairs = if F::LAYOUT.code_bits == 8 {
-            _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, signed))
-        } else {
-            _mm256_maddubs_epi16(codes, x)
-        };
-        *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
-    }
 }
 
 /// Scales and minimums of half the lanes of a group.
@@ -211,6 +226,7 @@ fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
         unsafe {
             let weights = tile.weights.as_ptr().add(k * PANEL_ROWS * N::BYTES);
             let x = tile.x.as_ptr().cast::<f32>().add(k * ROWS);
+            prefetch(weights, PANEL_ROWS * N::BYTES);
             let columns = [N::load(weights), N::load(weights.add(HALF * N::BYTES))];
             for (row, sums) in sums.iter_mut().enumerate() {
                 let x = _mm256_set1_ps(*x.add(row));

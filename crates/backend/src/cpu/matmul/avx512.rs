@@ -7,12 +7,9 @@ use super::{
         Format, GroupLayout, Min, PANEL_ROWS, Q4K, Q4One, Q4Zero, Q5K, Q5One, Q5Zero, Q6K, Q8Zero,
         SCALES_BYTES, VECTOR_BYTES,
     },
-    tile::{Tile, TileKernel},
+    tile::{Tile, TileKernel, prefetch},
 };
 use crate::Dtype;
-
-/// How far ahead of their use weights are fetched.
-const PREFETCH_BYTES: usize = 8192;
 
 /// See [`super::kernels::kernels`].
 pub(super) fn kernels(dtype: Dtype) -> &'static [TileKernel] {
@@ -229,16 +226,6 @@ unsafe fn add_column<N: Number, const ROWS: usize>(
         // SAFETY: the caller's promise.
         let x = unsafe { x.add(row).read() };
         *sum = _mm512_fmadd_ps(column, _mm512_set1_ps(x), *sum);
-    }
-}
-
-/// Fetches the `num_bytes` bytes that lie [`PREFETCH_BYTES`] after `weights`.
-#[target_feature(enable = "avx512f")]
-fn prefetch(weights: *const u8, num_bytes: usize) {
-    for line in (0..num_bytes).step_by(64) {
-        // A prefetch may point anywhere, so past the end of the panels too.
-        let ahead = weights.wrapping_add(PREFETCH_BYTES + line);
-        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Kernels without special instructions: the fallback, and the ones that show what the others do.
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::{
     format::{
@@ -34,8 +34,9 @@ const fn groups<F: Format>() -> [TileKernel; 4] {
     [group_tile::<F, 1>, group_tile::<F, 2>, group_tile::<F, 3>, group_tile::<F, 4>]
 }
 
-const fn numbers<N: Number>() -> [TileKernel; 4] {
-    [number_tile::<N, 1>, number_tile::<N, 2>, number_tile::<N, 3>, number_tile::<N, 4>]
+/// Sums of more than two rows would not stay in the registers of most processors.
+const fn numbers<N: Number>() -> [TileKernel; 2] {
+    [number_tile::<N, 1>, number_tile::<N, 2>]
 }
 
 fn group_tile<F: Format, const ROWS: usize>(tile: &Tile<'_>) {
@@ -51,8 +52,8 @@ fn group_tile<F: Format, const ROWS: usize>(tile: &Tile<'_>) {
             let (factors, vectors) = group.split_at(layout.factors_bytes());
             let (scales, mins) = scales_and_mins(layout, header, factors);
             let (x_scales, words) = x.split_at(2 * ROWS);
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let dots = group_dots::<F>(vectors, |i| words[i * ROWS + row].to_ne_bytes());
+            let dots = group_dots::<F, ROWS>(vectors, words);
+            for (row, (sums, dots)) in sums.iter_mut().zip(dots).enumerate() {
                 let x_scale = f32::from_bits(x_scales[row]);
                 let x_sum = f32::from_bits(x_scales[ROWS + row]);
                 for lane in 0..PANEL_ROWS {
@@ -65,33 +66,49 @@ fn group_tile<F: Format, const ROWS: usize>(tile: &Tile<'_>) {
     write(tile, sums);
 }
 
-/// Dot products of 16 rows of codes with one row's; `words(i)` are the row's codes of quad `i`.
-fn group_dots<F: Format>(vectors: &[u8], words: impl Fn(usize) -> [u8; 4]) -> [i32; PANEL_ROWS] {
-    let mut dots = [0; PANEL_ROWS];
-    for i in 0..F::LAYOUT.num_quads() {
-        let (codes, x) = (quad(F::LAYOUT, vectors, i), words(i).map(u8::cast_signed));
-        for (dot, codes) in dots.iter_mut().zip(codes.as_chunks::<4>().0) {
-            for (code, x) in codes.iter().zip(x) {
-                *dot += i32::from(*code) * i32::from(x);
+/// Dot products of 16 rows of codes with those of every row of activations.
+#[inline(always)]
+fn group_dots<F: Format, const ROWS: usize>(
+    vectors: &[u8],
+    words: &[u32],
+) -> [[i32; PANEL_ROWS]; ROWS] {
+    let mut dots = [[0; PANEL_ROWS]; ROWS];
+    for (i, words) in words.chunks_exact(ROWS).enumerate() {
+        let codes = quad(F::LAYOUT, vectors, i);
+        for (dots, word) in dots.iter_mut().zip(words) {
+            let x = word.to_ne_bytes().map(|code| i32::from(code.cast_signed()));
+            for lane in 0..PANEL_ROWS {
+                let product = |j: usize| (codes[lane] >> (8 * j) & 255) as i32 * x[j];
+                dots[lane] += product(0) + product(1) + product(2) + product(3);
             }
         }
     }
     dots
 }
 
-/// Codes of quad `i`.
-fn quad(layout: GroupLayout, vectors: &[u8], i: usize) -> [u8; VECTOR_BYTES] {
+/// Codes of quad `i`: a word a row, the first column in its low byte.
+#[inline(always)]
+fn quad(layout: GroupLayout, vectors: &[u8], i: usize) -> [u32; PANEL_ROWS] {
     let vectors = vectors.as_chunks::<VECTOR_BYTES>().0;
+    let vector = |i: usize| -> [u32; PANEL_ROWS] {
+        let words = vectors[i].as_chunks::<4>().0;
+        std::array::from_fn(|lane| u32::from_le_bytes(words[lane]))
+    };
     if layout.code_bits == 8 {
-        return vectors[i];
+        return vector(i);
     }
     let half = layout.num_quads() / 2;
-    let nibbles = vectors[i % half].map(|byte| byte >> (4 * (i / half)) & 15);
+    let nibbles = vector(i % half).map(|word| word >> (4 * (i / half)) & 0x0f0f_0f0f);
     if layout.high_bits() == 0 {
         return nibbles;
     }
-    let (bits, mask) = (layout.high_bits(), (1 << layout.high_bits()) - 1);
-    std::array::from_fn(|j| nibbles[j] | (vectors[half][j] >> (bits * i) & mask) << 4)
+    // Brings the quad's bits to bit 4; what comes over from a neighbouring byte is masked off.
+    let high = vector(half);
+    let (start, mask) = (layout.high_bits() * i, ((1 << layout.high_bits()) - 1) * 0x1010_1010);
+    std::array::from_fn(|lane| {
+        let shifted = if start < 4 { high[lane] << (4 - start) } else { high[lane] >> (start - 4) };
+        nibbles[lane] | shifted & mask
+    })
 }
 
 fn scales_and_mins(layout: GroupLayout, header: &[u8], factors: &[u8]) -> (Lanes, Lanes) {
@@ -114,14 +131,16 @@ fn scales_and_mins(layout: GroupLayout, header: &[u8], factors: &[u8]) -> (Lanes
 
 fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
     let mut sums = [[0.0; PANEL_ROWS]; ROWS];
-    let weights = tile.weights.chunks_exact(PANEL_ROWS * N::BYTES);
-    let x = tile.x.chunks_exact(ROWS);
-    assert!(weights.len() >= tile.num_steps && x.len() >= tile.num_steps);
-    for (weights, x) in weights.zip(x).take(tile.num_steps) {
-        let weights: Lanes = std::array::from_fn(|lane| N::at(weights, lane));
-        for (row, sums) in sums.iter_mut().enumerate() {
+    let columns = tile.weights.chunks_exact(PANEL_ROWS * N::BYTES);
+    let x = tile.x.as_chunks::<ROWS>().0;
+    assert!(columns.len() >= tile.num_steps && x.len() >= tile.num_steps);
+    for (column, x) in columns.zip(x).take(tile.num_steps) {
+        let weights = N::lanes(column);
+        for row in 0..ROWS {
             let x = f32::from_bits(x[row]);
-            sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight * x);
+            for lane in 0..PANEL_ROWS {
+                sums[row][lane] += weights[lane] * x;
+            }
         }
     }
     write(tile, sums);
@@ -138,8 +157,8 @@ fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [Lanes; ROWS]) {
 trait Number {
     const BYTES: usize;
 
-    /// Number `i` of `bytes`.
-    fn at(bytes: &[u8], i: usize) -> f32;
+    /// The numbers of `column`, which has 16.
+    fn lanes(column: &[u8]) -> Lanes;
 }
 
 struct F32;
@@ -149,29 +168,34 @@ struct Bf16;
 impl Number for F32 {
     const BYTES: usize = 4;
 
-    fn at(bytes: &[u8], i: usize) -> f32 {
-        f32_at(bytes, i)
+    #[inline(always)]
+    fn lanes(column: &[u8]) -> Lanes {
+        numbers_of(column, f32::from_ne_bytes)
     }
 }
 
 impl Number for F16 {
     const BYTES: usize = 2;
 
-    fn at(bytes: &[u8], i: usize) -> f32 {
-        f16_at(bytes, i)
+    #[inline(always)]
+    fn lanes(column: &[u8]) -> Lanes {
+        numbers_of(column, |bytes| f16::from_ne_bytes(bytes).to_f32())
     }
 }
 
 impl Number for Bf16 {
     const BYTES: usize = 2;
 
-    fn at(bytes: &[u8], i: usize) -> f32 {
-        bf16::from_ne_bytes(bytes.as_chunks().0[i]).to_f32()
+    #[inline(always)]
+    fn lanes(column: &[u8]) -> Lanes {
+        numbers_of(column, |bytes| f32::from_bits(u32::from(u16::from_ne_bytes(bytes)) << 16))
     }
 }
 
-fn f32_at(bytes: &[u8], i: usize) -> f32 {
-    f32::from_ne_bytes(bytes.as_chunks().0[i])
+#[inline(always)]
+fn numbers_of<const N: usize>(column: &[u8], number: impl Fn([u8; N]) -> f32) -> Lanes {
+    let numbers = column.as_chunks::<N>().0.first_chunk::<PANEL_ROWS>();
+    numbers.expect("a column has a number for each row of the panel").map(number)
 }
 
 fn f16_at(bytes: &[u8], i: usize) -> f32 {

@@ -3,6 +3,10 @@
 use super::format::PANEL_ROWS;
 use crate::cpu::pool::SharedMut;
 
+/// How far ahead of their use kernels fetch weights: a memory's latency times its bandwidth.
+#[cfg(target_arch = "x86_64")]
+const PREFETCH_BYTES: usize = 8192;
+
 /// Operands of a kernel: 16 outputs for each of a few rows of activations.
 pub(super) struct Tile<'a> {
     /// One panel: see [`super::format`] for groups; `[cols, 16]` for plain numbers.
@@ -64,5 +68,19 @@ impl<'a> OutTile<'a> {
             let base = if self.accumulate { *out } else { 0.0 };
             *out = base + self.bias.map_or(0.0, |bias| bias[lane]) + sum;
         }
+    }
+}
+
+/// Fetches the `num_bytes` bytes that lie [`PREFETCH_BYTES`] after `weights` into the caches.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn prefetch(weights: *const u8, num_bytes: usize) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    for line in (0..num_bytes).step_by(64) {
+        // A prefetch may point anywhere, so past the end of the panels too.
+        let ahead = weights.wrapping_add(PREFETCH_BYTES + line);
+        // SAFETY: every x86-64 processor has the instruction, and it touches no memory as far as the
+        // program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
     }
 }
