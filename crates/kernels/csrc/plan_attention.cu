@@ -1,0 +1,93 @@
+// Divides a step's attention among the blocks of a fixed grid; see `ops/plan_attention.rs`.
+// One block; rows are taken THREADS at a time.
+#include "common.cuh"
+
+constexpr u32 WARPS = THREADS / 32;
+constexpr u32 HEADER = 8;
+
+struct Params {
+    const u32* context_lens; // [num_rows]
+    const u32* row_starts;   // [num_rows + 1]
+    u32* plan;
+    u32 num_rows;
+    u32 max_rows;
+    u32 num_ctas;
+    u32 max_prefill_tiles;
+    u32 head_groups;
+    u32 group;
+    u32 prefill_tile;
+    u32 window;
+};
+
+// Sum over the threads before this one; `total` is over all.
+DEVICE u32 block_prefix_sum(u32 x, u32& total) {
+    __shared__ u32 sums[WARPS];
+    u32 inclusive = warp_prefix_sum(x);
+    __syncthreads(); // The last call's sums have been read.
+    if (lane_id() == 31) sums[warp_id()] = inclusive;
+    __syncthreads();
+    u32 of_warps = warp_prefix_sum(lane_id() < WARPS ? sums[lane_id()] : 0);
+    total = __shfl_sync(ALL_LANES, of_warps, 31);
+    u32 before = __shfl_sync(ALL_LANES, of_warps, max(int(warp_id()) - 1, 0));
+    return inclusive - x + (warp_id() == 0 ? 0 : before);
+}
+
+// Index of the decode row that unit `unit` belongs to.
+DEVICE u32 find_row(const uint4* rows, u32 num_rows, u32 unit) {
+    u32 low = 0, high = num_rows;
+    while (high - low > 1) {
+        u32 middle = (low + high) / 2;
+        if (rows[middle].y <= unit) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
+    uint4* decode_rows = reinterpret_cast<uint4*>(p.plan + HEADER);
+    u32* cta_rows = p.plan + HEADER + 4 * p.max_rows;
+    uint2* prefill_tiles = reinterpret_cast<uint2*>(cta_rows + p.num_ctas + p.num_ctas % 2);
+
+    u32 num_decode_rows = 0, num_units = 0, num_prefill_tiles = 0;
+    for (u32 start = 0; start < p.num_rows; start += THREADS) {
+        u32 row = start + threadIdx.x;
+        u32 context = 0, queries = 0;
+        if (row < p.num_rows) {
+            context = p.context_lens[row];
+            queries = p.row_starts[row + 1] - p.row_starts[row];
+        }
+        bool decode = queries == 1 && context > 0;
+        u32 first_tile = context > p.window ? (context - p.window) / TILE_LEN : 0;
+        u32 tiles = decode ? ceil_div(context, TILE_LEN) - first_tile : 0;
+        u32 query_tiles = queries > 1 ? ceil_div(queries * p.group, p.prefill_tile) : 0;
+
+        u32 rows_here, units_here, tiles_here;
+        u32 index = num_decode_rows + block_prefix_sum(decode, rows_here);
+        u32 unit = num_units + block_prefix_sum(tiles * p.head_groups, units_here);
+        u32 place = num_prefill_tiles + block_prefix_sum(query_tiles, tiles_here);
+        if (decode) decode_rows[index] = make_uint4(row, unit, tiles, first_tile);
+        // The last queries see the most, so they start first.
+        for (u32 i = 0; i < query_tiles && place + i < p.max_prefill_tiles; i++) {
+            prefill_tiles[place + i] = make_uint2(row, (query_tiles - 1 - i) * p.prefill_tile);
+        }
+        num_decode_rows += rows_here;
+        num_units += units_here;
+        num_prefill_tiles += tiles_here;
+    }
+
+    u32 share = max(u32(MIN_UNITS), ceil_div(num_units, p.num_ctas));
+    if (threadIdx.x == 0) {
+        p.plan[0] = share;
+        p.plan[1] = num_units;
+        p.plan[2] = num_decode_rows;
+        p.plan[3] = min(num_prefill_tiles, p.max_prefill_tiles);
+    }
+    __syncthreads(); // All rows are written, and visible within the block.
+    for (u32 cta = threadIdx.x; cta < p.num_ctas; cta += THREADS) {
+        u32 unit = cta * share;
+        cta_rows[cta] = unit < num_units ? find_row(decode_rows, num_decode_rows, unit) : NONE;
+    }
+}

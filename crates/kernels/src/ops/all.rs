@@ -1,0 +1,49 @@
+//! Every specialisation that is checked before it meets a GPU.
+
+use super::{
+    add_bias::AddBias, decode_attention::DecodeAttention, embed::Embed,
+    gather_sampled::GatherSampled, plan_attention::PlanAttention,
+    prefill_attention::PrefillAttention, random_normal::RandomNormal, rms_norm::RmsNorm,
+    rope_and_cache::RopeAndCache, sample::Sample, silu_and_mul::SiluAndMul,
+    track_tokens::TrackTokens, unpack::Unpack,
+};
+use crate::{Element, Gpu, Kernel, KernelError, KernelSpec};
+
+/// Head sizes and block sizes that are checked.
+pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
+/// Block sizes that are checked.
+pub const BLOCK_SIZES: [u32; 2] = [16, 64];
+
+/// The specialisations for a GPU: all element types, the usual heads and blocks.
+///
+/// # Errors
+/// If one does not fit the GPU at all.
+pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
+    let both = [Element::F32, Element::Bf16];
+    let mut specs = vec![
+        Unpack.spec(),
+        TrackTokens.spec(),
+        AddBias.spec(),
+        SiluAndMul.spec(),
+        PlanAttention.spec(),
+        Sample.spec(),
+    ];
+    for first in both {
+        specs.push(GatherSampled { element: first }.spec());
+        specs.push(RandomNormal { out: first }.spec());
+        for out in both {
+            specs.push(Embed { table: first, out }.spec());
+            specs.push(RmsNorm { x: first, out }.spec());
+        }
+    }
+    for head_dim in HEAD_DIMS {
+        for block_size in BLOCK_SIZES {
+            specs.push(DecodeAttention::new(gpu, head_dim, block_size)?.spec());
+            specs.push(PrefillAttention::new(gpu, head_dim, block_size)?.spec());
+        }
+        for (interleaved, qk_norm) in [(false, false), (true, false), (false, true), (true, true)] {
+            specs.push(RopeAndCache { head_dim, block_size: 16, interleaved, qk_norm }.spec());
+        }
+    }
+    Ok(specs)
+}

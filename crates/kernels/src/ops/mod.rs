@@ -1,0 +1,24 @@
+//! The operators: for each its specialisations, its parameters and its launch.
+//!
+//! In a step's order: [`unpack`], [`track_tokens`], [`embed`], [`rms_norm`], [`add_bias`],
+//! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
+//! token), [`prefill_attention`] (rows of several), [`silu_and_mul`], [`gather_sampled`],
+//! [`sample`]. [`random_normal`] fills dummy weights.
+//!
+//! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
+//! are neutral (see [`unpack`]): they cost their share and change nothing.
+
+pub mod add_bias;
+pub mod all;
+pub mod decode_attention;
+pub mod embed;
+pub mod gather_sampled;
+pub mod plan_attention;
+pub mod prefill_attention;
+pub mod random_normal;
+pub mod rms_norm;
+pub mod rope_and_cache;
+pub mod sample;
+pub mod silu_and_mul;
+pub mod track_tokens;
+pub mod unpack;

@@ -1,0 +1,60 @@
+//! Drawing one token for every sampled row, entirely on the device.
+//!
+//! One block takes one row and goes over its logits a few times: the greatest; a histogram; the
+//! tokens of the one bin that matters, sorted; the draw. Nothing is sorted as a whole.
+
+use crate::{Budget, DevicePtr, Kernel, KernelSpec, Launch, Source};
+
+/// Draws the tokens and writes them, and what else the rows asked for, to the output words.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample;
+
+/// Arguments of [`Sample`].
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct SampleParams {
+    /// `[num_sampled, vocab_size]`, f32. Only read.
+    pub logits: DevicePtr,
+    /// `[max_rows, vocab_size]`, f32: room for logits with penalties and bias.
+    pub adjusted: DevicePtr,
+    /// `[max_rows, vocab_size]` words.
+    pub token_counts: DevicePtr,
+    /// `[num_sampled * 16]` words.
+    pub sampling: DevicePtr,
+    pub bias_ids: DevicePtr,
+    pub bias_values: DevicePtr,
+    /// Laid out as the backend's `OutputLayout`.
+    pub outputs: DevicePtr,
+    pub num_sampled: u32,
+    pub max_rows: u32,
+    /// At most [`Sample::MAX_VOCAB`].
+    pub vocab_size: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl Sample {
+    /// Most tokens of a vocabulary.
+    pub const MAX_VOCAB: u32 = 1 << 20;
+    const THREADS: u32 = 1024;
+}
+
+impl Kernel for Sample {
+    type Params = SampleParams;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec {
+            source: Source { file: "sample.cu", text: include_str!("../../csrc/sample.cu") },
+            entry: "sample",
+            defines: vec![("THREADS", Self::THREADS)],
+            dynamic_smem: 0,
+            params_bytes: size_of::<SampleParams>(),
+            budget: Budget { registers: 64, static_smem: 48 * 1024 },
+        }
+    }
+
+    fn launch(&self, params: &SampleParams) -> Launch {
+        Launch::linear(params.num_sampled, Self::THREADS)
+    }
+}

@@ -1,0 +1,47 @@
+//! The gated activation of feed-forward layers.
+
+use crate::{Budget, DevicePtr, Kernel, KernelSpec, Launch, Source};
+
+/// `out[r, i] = silu(gate_up[r, i]) * gate_up[r, len + i]`, all bf16.
+#[derive(Clone, Copy, Debug)]
+pub struct SiluAndMul;
+
+/// Arguments of [`SiluAndMul`].
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct SiluAndMulParams {
+    /// `[num_rows, 2 * len]`.
+    pub gate_up: DevicePtr,
+    /// `[num_rows, len]`.
+    pub out: DevicePtr,
+    pub num_rows: u32,
+    pub len: u32,
+}
+
+impl SiluAndMul {
+    const THREADS: u32 = 256;
+}
+
+impl Kernel for SiluAndMul {
+    type Params = SiluAndMulParams;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec {
+            source: Source {
+                file: "silu_and_mul.cu",
+                text: include_str!("../../csrc/silu_and_mul.cu"),
+            },
+            entry: "silu_and_mul",
+            defines: vec![("THREADS", Self::THREADS)],
+            dynamic_smem: 0,
+            params_bytes: size_of::<SiluAndMulParams>(),
+            budget: Budget { registers: 64, static_smem: 0 },
+        }
+    }
+
+    fn launch(&self, params: &SiluAndMulParams) -> Launch {
+        let columns = params.len.div_ceil(8).div_ceil(Self::THREADS);
+        Launch { grid: [params.num_rows, columns, 1], block: [Self::THREADS, 1, 1] }
+    }
+}

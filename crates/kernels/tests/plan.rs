@@ -1,0 +1,213 @@
+//! The plan of attention: the device's algorithm, modelled on the host, covers all work exactly once.
+//!
+//! The model follows `csrc/plan_attention.cu` and `csrc/decode_attention.cu` line by line; the
+//! backend's checks compare the device's plan with what it must add up to.
+
+use inflight_kernels::ops::plan_attention::{MIN_UNITS, PlanLayout, TILE_LEN};
+use proptest::prelude::*;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Row {
+    context: u32,
+    queries: u32,
+}
+
+#[derive(Debug, PartialEq)]
+struct DecodeRow {
+    row: usize,
+    unit: u32,
+    tiles: u32,
+    first_tile: u32,
+}
+
+struct Plan {
+    share: u32,
+    units: u32,
+    rows: Vec<DecodeRow>,
+    cta_rows: Vec<Option<usize>>,
+    prefill_tiles: Vec<(usize, u32)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    num_ctas: u32,
+    head_groups: u32,
+    group: u32,
+    prefill_tile: u32,
+    window: u32,
+}
+
+fn plan(rows: &[Row], shape: Shape) -> Plan {
+    let mut plan =
+        Plan { share: 0, units: 0, rows: vec![], cta_rows: vec![], prefill_tiles: vec![] };
+    for (row, Row { context, queries }) in rows.iter().copied().enumerate() {
+        if queries == 1 && context > 0 {
+            let first_tile =
+                if context > shape.window { (context - shape.window) / TILE_LEN } else { 0 };
+            let tiles = context.div_ceil(TILE_LEN) - first_tile;
+            plan.rows.push(DecodeRow { row, unit: plan.units, tiles, first_tile });
+            plan.units += tiles * shape.head_groups;
+        } else if queries > 1 {
+            let tiles = (queries * shape.group).div_ceil(shape.prefill_tile);
+            let firsts = (0..tiles).rev().map(|tile| (row, tile * shape.prefill_tile));
+            plan.prefill_tiles.extend(firsts);
+        }
+    }
+    plan.share = plan.units.div_ceil(shape.num_ctas).max(MIN_UNITS);
+    for cta in 0..shape.num_ctas {
+        let unit = cta * plan.share;
+        let row = plan.rows.partition_point(|row| row.unit <= unit);
+        plan.cta_rows.push((unit < plan.units).then(|| row - 1));
+    }
+    plan
+}
+
+#[derive(Debug)]
+struct Piece {
+    row: usize,
+    head_group: u32,
+    first: u32,
+    count: u32,
+    /// Of the partial sums; `None` if the piece is the whole.
+    slot: Option<u32>,
+    first_cta: u32,
+    last_cta: u32,
+}
+
+fn pieces(plan: &Plan, cta: u32, head_groups: u32) -> Vec<Piece> {
+    let mut unit = cta * plan.share;
+    let end = (unit + plan.share).min(plan.units);
+    let mut index = plan.cta_rows[cta as usize].unwrap_or(usize::MAX);
+    let mut pieces = Vec::new();
+    while unit < end {
+        let row = &plan.rows[index];
+        let offset = unit - row.unit;
+        let (head_group, first) = (offset / row.tiles, offset % row.tiles);
+        let count = (row.tiles - first).min(end - unit);
+        let start = unit - first;
+        let (first_cta, last_cta) = (start / plan.share, (start + row.tiles - 1) / plan.share);
+        let slot = (count != row.tiles).then_some(2 * cta + u32::from(cta == first_cta));
+        pieces.push(Piece { row: row.row, head_group, first, count, slot, first_cta, last_cta });
+        unit += count;
+        if unit - row.unit == row.tiles * head_groups {
+            index += 1;
+        }
+    }
+    pieces
+}
+
+fn check(rows: &[Row], shape: Shape) {
+    let plan = plan(rows, shape);
+    let mut slots = std::collections::HashSet::new();
+    let mut arrivals = std::collections::HashMap::new();
+    // For every row and head group, the tiles that its pieces cover, in order of blocks.
+    let mut covered = std::collections::HashMap::new();
+    let mut most = 0;
+    for cta in 0..shape.num_ctas {
+        let pieces = pieces(&plan, cta, shape.head_groups);
+        most = most.max(pieces.iter().map(|piece| piece.count).sum::<u32>());
+        for piece in pieces {
+            let key = (piece.row, piece.head_group);
+            let next = covered.entry(key).or_insert(0);
+            assert_eq!(piece.first, *next, "a hole or an overlap before {piece:?}");
+            *next += piece.count;
+            assert!((piece.first_cta..=piece.last_cta).contains(&cta), "{piece:?}");
+            if let Some(slot) = piece.slot {
+                assert!(slot < 2 * shape.num_ctas && slots.insert(slot), "slot of {piece:?}");
+                *arrivals.entry((key, piece.last_cta - piece.first_cta + 1)).or_insert(0) += 1;
+            }
+        }
+    }
+    for row in &plan.rows {
+        for head_group in 0..shape.head_groups {
+            assert_eq!(covered.remove(&(row.row, head_group)), Some(row.tiles));
+        }
+    }
+    assert!(covered.is_empty());
+    for ((key, expected), found) in arrivals {
+        assert_eq!(found, expected, "arrivals at {key:?}");
+    }
+    assert!(most <= plan.share && plan.share * shape.num_ctas >= plan.units);
+    let ideal = plan.units.div_ceil(shape.num_ctas);
+    assert!(most <= ideal.max(MIN_UNITS), "{most} units in one block, {ideal} would do");
+}
+
+fn check_prefill(rows: &[Row], shape: Shape) {
+    let plan = plan(rows, shape);
+    let num_tokens = rows.iter().map(|row| row.queries).sum();
+    let bound =
+        PlanLayout::prefill_tiles(num_tokens, rows.len() as u32, shape.group, shape.prefill_tile);
+    assert!(plan.prefill_tiles.len() <= bound as usize, "{} tiles", plan.prefill_tiles.len());
+    for (row, Row { queries, .. }) in rows.iter().enumerate().filter(|(_, row)| row.queries > 1) {
+        let mut firsts: Vec<u32> =
+            plan.prefill_tiles.iter().filter(|tile| tile.0 == row).map(|tile| tile.1).collect();
+        firsts.reverse();
+        let expected = (0..queries * shape.group).step_by(shape.prefill_tile as usize);
+        assert!(firsts.into_iter().eq(expected));
+    }
+}
+
+fn rows() -> impl Strategy<Value = Vec<Row>> {
+    let decode = prop_oneof![Just(0), 1_u32..200, 1_u32..20_000]
+        .prop_map(|context| Row { context, queries: 1 });
+    let prefill = (2_u32..600, 0_u32..3000)
+        .prop_map(|(queries, before)| Row { context: before + queries, queries });
+    let padding = Just(Row { context: 0, queries: 0 });
+    prop::collection::vec(prop_oneof![6 => decode, 2 => prefill, 1 => padding], 0..80)
+}
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    let window = prop_oneof![Just(u32::MAX), 1_u32..5000];
+    (1_u32..300, 1_u32..20, 1_u32..9, prop::sample::select(vec![64, 128]), window).prop_map(
+        |(num_ctas, head_groups, group, prefill_tile, window)| Shape {
+            num_ctas,
+            head_groups,
+            group,
+            prefill_tile,
+            window,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn all_work_is_done_once_and_evenly(rows in rows(), shape in shapes()) {
+        check(&rows, shape);
+        check_prefill(&rows, shape);
+    }
+}
+
+#[test]
+fn the_shapes_of_the_reference_experiment() {
+    let shape =
+        Shape { num_ctas: 264, head_groups: 8, group: 4, prefill_tile: 128, window: u32::MAX };
+    let rows = vec![Row { context: 4096, queries: 1 }; 32];
+    check(&rows, shape);
+    let even = plan(&rows, shape);
+    assert_eq!((even.units, even.share), (32 * 8 * 64, 63));
+    // Alone, a row is still spread over half of the GPU's blocks, four tiles each.
+    let alone = plan(&rows[..1], shape);
+    assert_eq!((alone.units, alone.share), (512, 4));
+    check(&rows[..1], shape);
+    check(&[], shape);
+    check(&[Row { context: 1, queries: 1 }], shape);
+}
+
+#[test]
+fn windows_leave_out_what_nobody_sees() {
+    let shape = Shape { num_ctas: 8, head_groups: 1, group: 1, prefill_tile: 64, window: 100 };
+    let tiles = |context| {
+        let plan = plan(&[Row { context, queries: 1 }], shape);
+        (plan.rows[0].first_tile, plan.rows[0].tiles)
+    };
+    // Positions 28 to 127, 29 to 128, 156 to 255, 157 to 256.
+    assert_eq!([128, 129, 256, 257].map(tiles), [(0, 2), (0, 3), (2, 2), (2, 3)]);
+}
+
+#[test]
+fn plans_have_room_for_everything() {
+    let layout = PlanLayout { max_rows: 3, num_ctas: 5, max_prefill_tiles: 7 };
+    assert_eq!(layout.num_words(), 8 + 12 + 6 + 14);
+    assert_eq!(PlanLayout::prefill_tiles(1000, 2, 3, 128), 23 + 2);
+    assert_eq!(PlanLayout::prefill_tiles(2, 9, 1, 64), 2);
+}
