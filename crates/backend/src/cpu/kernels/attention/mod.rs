@@ -24,6 +24,7 @@
 //! Milakov and Gimelshein: "Online normalizer calculation for softmax", 2018. Dao et al.:
 //! "FlashAttention", 2022; splits as in "Flash-Decoding", 2023, but at fixed positions.
 
+mod paged;
 mod products;
 mod running;
 mod scratch;
@@ -31,6 +32,7 @@ mod task;
 
 use std::ops::Range;
 
+use paged::PagedHead;
 use running::Running;
 use scratch::{Scratch, with_scratch};
 use task::{Task, visible};
@@ -98,10 +100,12 @@ pub(crate) fn attention<K: KvElement>(cores: Cores<'_>, mut args: Attention<'_, 
     let out = SharedMut::new(out);
     cores.pool.run(shares.len(), |i| {
         let task = args.task(&shares[i]);
+        // A thread's shares are neighbours, unless it has to help another out.
+        let next = shares.get(i + 1).map(|next| args.task(next));
         with_scratch(task.num_rows(), task.head_stride(), |mut scratch| {
             scratch.total.clear();
             for split in shares[i].splits.clone() {
-                run_split(cores, &task, split, &mut scratch);
+                run_split(cores, &task, split, next.as_ref(), &mut scratch);
                 scratch.total.join(&scratch.part);
             }
             write_out(&task, &scratch.total, &out);
@@ -134,7 +138,7 @@ fn spread<K: KvElement>(
         let (share, split, place) = &parts[i];
         let task = args.task(share);
         with_scratch(task.num_rows(), task.head_stride(), |mut scratch| {
-            run_split(cores, &task, *split, &mut scratch);
+            run_split(cores, &task, *split, None, &mut scratch);
             // SAFETY: every part has a place of its own.
             let place = unsafe { shared.slice(place.clone()) };
             scratch.part.copy_to(place);
@@ -158,10 +162,11 @@ fn run_split<K: KvElement>(
     cores: Cores<'_>,
     task: &Task<'_, K>,
     split: usize,
+    next: Option<&Task<'_, K>>,
     scratch: &mut Scratch<'_>,
 ) {
     let positions = split * SPLIT..(split + 1) * SPLIT;
-    dispatch(cores.simd, task::Split { task, positions, scratch });
+    dispatch(cores.simd, task::Split { task, positions, next, scratch });
 }
 
 /// Writes a share's finished rows to their places.
@@ -175,7 +180,7 @@ fn write_out<K>(task: &Task<'_, K>, total: &Running<'_>, out: &SharedMut<'_, f32
     }
 }
 
-impl<K> Attention<'_, K> {
+impl<'a, K: KvElement> Attention<'a, K> {
     /// All the work, cut into shares.
     fn shares(&self) -> Vec<Share> {
         let group = self.attention.num_heads / self.attention.num_kv_heads;
@@ -210,18 +215,24 @@ impl<K> Attention<'_, K> {
         context - new
     }
 
-    fn task(&self, share: &Share) -> Task<'_, K> {
+    fn task(&self, share: &Share) -> Task<'a, K> {
         let row = share.row;
         let blocks = self.block_starts[row] as usize..self.block_starts[row + 1] as usize;
+        let paged = |cache| PagedHead {
+            cache,
+            blocks: &self.blocks[blocks.clone()],
+            num_kv_heads: self.attention.num_kv_heads,
+            kv_head: share.kv_head,
+            block_size: self.attention.block_size,
+            head_dim: self.attention.head_dim,
+        };
         Task {
             qkv: self.qkv,
-            keys: self.keys,
-            values: self.values,
+            keys: paged(self.keys),
+            values: paged(self.values),
             attention: self.attention,
             scale: self.scale,
             window: self.window,
-            blocks: &self.blocks[blocks],
-            kv_head: share.kv_head,
             first_token: self.tokens(row).start + share.queries.start,
             first_position: self.first_position(row) + share.queries.start,
             num_queries: share.queries.len(),

@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::KV_TILE;
 use crate::cpu::kernels::lanes::{Lanes, MAX_LANES};
 
-/// Scores of some rows with some of a tile's keys: `scores[row, j] = queries[row] . tile[j]`.
+/// Scores of some rows with a register's worth of a tile's keys, the `block`-th:
+/// `scores[row, j] = queries[row] . tile[j]`.
 ///
-/// `blocks` counts registers' worths of positions. A score's sum has the same order whatever rows
-/// and positions are worked on beside it.
+/// A score's sum has the same order whatever rows and positions are worked on beside it.
 ///
 /// # Shapes
 /// `queries` `[num_rows, head_stride]`, `tile` `[KV_TILE, head_stride]`, `scores`
@@ -18,28 +18,25 @@ pub(super) fn score<L: Lanes>(
     l: L,
     (queries, tile): (&[f32], &[f32]),
     rows: Range<usize>,
-    blocks: Range<usize>,
+    block: usize,
     scores: &mut [f32],
 ) {
     let head_stride = tile.len() / KV_TILE;
-    assert!(head_stride.is_multiple_of(MAX_LANES) && blocks.end * L::N <= KV_TILE);
-    assert!(rows.end * head_stride <= queries.len() && rows.end * KV_TILE <= scores.len());
-    for block in blocks {
-        let keys = &tile[block * L::N * head_stride..][..L::N * head_stride];
-        for row in rows.clone() {
-            let query = &queries[row * head_stride..][..head_stride];
-            let mut sums = [l.splat(0.0); MAX_LANES];
-            for c in (0..head_stride).step_by(L::N) {
-                // SAFETY: c + N <= head_stride = query.len().
-                let query = unsafe { l.load(query.as_ptr().add(c)) };
-                for (j, sum) in sums.iter_mut().enumerate().take(L::N) {
-                    // SAFETY: (N - 1) * head_stride + c + N <= keys.len().
-                    let key = unsafe { l.load(keys.as_ptr().add(j * head_stride + c)) };
-                    *sum = l.mul_add(query, key, *sum);
-                }
+    assert!(head_stride.is_multiple_of(MAX_LANES));
+    let keys = &tile[block * L::N * head_stride..][..L::N * head_stride];
+    for row in rows {
+        let query = &queries[row * head_stride..][..head_stride];
+        let mut sums = [l.splat(0.0); MAX_LANES];
+        for c in (0..head_stride).step_by(L::N) {
+            // SAFETY: c + N <= head_stride = query.len().
+            let query = unsafe { l.load(query.as_ptr().add(c)) };
+            for (j, sum) in sums.iter_mut().enumerate().take(L::N) {
+                // SAFETY: (N - 1) * head_stride + c + N <= keys.len().
+                let key = unsafe { l.load(keys.as_ptr().add(j * head_stride + c)) };
+                *sum = l.mul_add(query, key, *sum);
             }
-            l.store_part(&mut scores[row * KV_TILE + block * L::N..][..L::N], l.sum_each(sums));
         }
+        l.store_part(&mut scores[row * KV_TILE + block * L::N..][..L::N], l.sum_each(sums));
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     KV_TILE,
+    paged::{Ahead, PagedHead},
     products::{WeighRows, score, weigh},
     scratch::Scratch,
 };
@@ -11,7 +12,7 @@ use crate::{
     AttentionShape,
     cpu::kernels::{
         exp::exp,
-        kv::{KvElement, widen_slice},
+        kv::KvElement,
         lanes::{Kernel, Lanes, MAX_LANES},
     },
 };
@@ -21,14 +22,11 @@ use crate::{
 /// Its rows are the queries times the heads of the group: row `q * group + h`.
 pub(super) struct Task<'a, K> {
     pub(super) qkv: &'a [f32],
-    pub(super) keys: &'a [K],
-    pub(super) values: &'a [K],
+    pub(super) keys: PagedHead<'a, K>,
+    pub(super) values: PagedHead<'a, K>,
     pub(super) attention: AttentionShape,
     pub(super) scale: f32,
     pub(super) window: Option<usize>,
-    /// The row's block table.
-    pub(super) blocks: &'a [u32],
-    pub(super) kv_head: usize,
     /// The first query's token.
     pub(super) first_token: usize,
     /// The first query's position.
@@ -54,13 +52,13 @@ impl<K> Task<'_, K> {
 
     /// Where the output of `row` begins.
     pub(super) fn out_start(&self, row: usize) -> usize {
-        let head = self.kv_head * self.group() + row % self.group();
+        let head = self.keys.kv_head * self.group() + row % self.group();
         let token = self.first_token + row / self.group();
         token * self.attention.q_len() + head * self.attention.head_dim
     }
 
     fn query(&self, row: usize) -> &[f32] {
-        let head = self.kv_head * self.group() + row % self.group();
+        let head = self.keys.kv_head * self.group() + row % self.group();
         let token = self.first_token + row / self.group();
         let start = token * self.attention.qkv_len() + head * self.attention.head_dim;
         &self.qkv[start..start + self.attention.head_dim]
@@ -78,16 +76,52 @@ impl<K> Task<'_, K> {
         relative(visible.start)..relative(visible.end)
     }
 
-    /// The rows that see any of the tile at `tile_start`; they are neighbours.
-    fn rows_of_tile(&self, tile_start: usize) -> Range<usize> {
-        let group = self.group();
-        // A query sees the tile unless it comes before the tile or its window after it.
-        let first = tile_start.saturating_sub(self.first_position).min(self.num_queries);
+    /// Where the first tile begins that any row sees.
+    fn first_tile(&self) -> usize {
+        visible(self.first_position, self.window).start / KV_TILE * KV_TILE
+    }
+
+    /// Where the positions end that any row sees.
+    fn end(&self) -> usize {
+        self.first_position + self.num_queries
+    }
+
+    /// The tile at `tile_start`, which must begin before [`Task::end`].
+    fn tile(&self, tile_start: usize) -> Tile {
+        // A query sees the tile unless it comes before the tile, or its window after it.
+        let first = tile_start.saturating_sub(self.first_position);
         let end = self.window.map_or(self.num_queries, |window| {
             let last_position = tile_start + KV_TILE + window.max(1) - 2;
             (last_position + 1).saturating_sub(self.first_position).min(self.num_queries)
         });
-        first * group..end.max(first) * group
+        let rows = first * self.group()..end * self.group();
+        let start = self.visible_in_tile(rows.start, tile_start).start;
+        let end = self.visible_in_tile(rows.end - 1, tile_start).end;
+        Tile { start: tile_start, rows, seen: start..end }
+    }
+}
+
+/// [`KV_TILE`] positions, and who sees what of them.
+struct Tile {
+    /// The first position.
+    start: usize,
+    /// The rows that see any of it; they are neighbours.
+    rows: Range<usize>,
+    /// What they see, relative to `start`. Nothing else is read: it may hold anything, even NaN.
+    seen: Range<usize>,
+}
+
+impl Tile {
+    /// The absolute positions of what is seen.
+    fn positions(&self) -> Range<usize> {
+        self.start + self.seen.start..self.start + self.seen.end
+    }
+}
+
+impl<'a, K: KvElement> Task<'a, K> {
+    /// Keys and values of the tile at `start`.
+    fn ahead(&self, start: usize) -> Ahead<'a, K> {
+        Ahead::new(self.keys, self.values, self.tile(start).positions())
     }
 }
 
@@ -95,6 +129,8 @@ impl<K> Task<'_, K> {
 pub(super) struct Split<'s, 'm, 'a, K> {
     pub(super) task: &'s Task<'a, K>,
     pub(super) positions: Range<usize>,
+    /// What this thread will probably do next.
+    pub(super) next: Option<&'s Task<'a, K>>,
     pub(super) scratch: &'s mut Scratch<'m>,
 }
 
@@ -103,20 +139,21 @@ impl<K: KvElement> Kernel for Split<'_, '_, '_, K> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        let Self { task, positions, scratch } = self;
-        let last_position = task.first_position + task.num_queries - 1;
-        let end = positions.end.min(last_position + 1);
-        let start = visible(task.first_position, task.window).start / KV_TILE * KV_TILE;
+        let Self { task, positions, next, scratch } = self;
         scratch.part.clear();
         load_queries(l, task, scratch);
         if task.head_stride() != task.attention.head_dim {
             scratch.tile.fill(0.0); // The padding of every head.
         }
-        for tile_start in (positions.start.max(start)..end).step_by(KV_TILE) {
-            let rows = task.rows_of_tile(tile_start);
-            if !rows.is_empty() {
-                add_tile(l, task, tile_start, rows, scratch);
-            }
+        let starts = positions.start.max(task.first_tile())..positions.end.min(task.end());
+        for start in starts.step_by(KV_TILE) {
+            let mut ahead = if start + KV_TILE < task.end() {
+                task.ahead(start + KV_TILE)
+            } else {
+                let next = next.unwrap_or(task);
+                next.ahead(next.first_tile())
+            };
+            add_tile(l, task, task.tile(start), &mut ahead, scratch);
         }
     }
 }
@@ -135,59 +172,33 @@ fn load_queries<L: Lanes, K: KvElement>(l: L, task: &Task<'_, K>, scratch: &mut 
     }
 }
 
-/// Adds the tile at `tile_start` to the running softmax of the rows that see it.
+/// Adds a tile to the running softmax of the rows that see it.
 #[inline(always)]
 fn add_tile<L: Lanes, K: KvElement>(
     l: L,
     task: &Task<'_, K>,
-    tile_start: usize,
-    rows: Range<usize>,
+    tile: Tile,
+    ahead: &mut Ahead<'_, K>,
     scratch: &mut Scratch<'_>,
 ) {
-    // Nothing outside of what the rows see is ever read: it may hold anything, even NaN.
-    let first = task.visible_in_tile(rows.start, tile_start);
-    let last = task.visible_in_tile(rows.end - 1, tile_start);
-    let seen = first.start..last.end;
-    load_tile(l, task, task.keys, (tile_start, seen.clone()), scratch.tile);
-    let blocks = seen.start / L::N..seen.end.div_ceil(L::N);
-    score(l, (scratch.queries, scratch.tile), rows.clone(), blocks, scratch.scores);
-    for row in rows.clone() {
-        soften(l, row, task.visible_in_tile(row, tile_start), scratch);
-    }
-    load_tile(l, task, task.values, (tile_start, seen), scratch.tile);
-    let mut row = rows.start;
-    while row < rows.end {
-        row += weigh_some(l, task, tile_start, row..rows.end, scratch);
-    }
-}
-
-/// Copies positions `seen` of a tile, relative to `tile_start`, from the paged cache, as f32.
-#[inline(always)]
-fn load_tile<L: Lanes, K: KvElement>(
-    l: L,
-    task: &Task<'_, K>,
-    cache: &[K],
-    (tile_start, seen): (usize, Range<usize>),
-    tile: &mut [f32],
-) {
-    let AttentionShape { num_kv_heads, head_dim, block_size, .. } = task.attention;
     let head_stride = task.head_stride();
-    let mut at = seen.start;
-    while at < seen.end {
-        let (entry, offset) = ((tile_start + at) / block_size, (tile_start + at) % block_size);
-        let run = (block_size - offset).min(seen.end - at);
-        let block = task.blocks[entry] as usize;
-        let from = ((block * num_kv_heads + task.kv_head) * block_size + offset) * head_dim;
-        let from = &cache[from..from + run * head_dim];
-        let to = &mut tile[at * head_stride..(at + run) * head_stride];
-        if head_stride == head_dim {
-            widen_slice(l, from, to);
-        } else {
-            for (from, to) in from.chunks_exact(head_dim).zip(to.chunks_exact_mut(head_stride)) {
-                widen_slice(l, from, &mut to[..head_dim]);
-            }
-        }
-        at += run;
+    let positions = tile.positions();
+    let to = &mut scratch.tile[tile.seen.start * head_stride..];
+    task.keys.load(l, positions.clone(), (to, head_stride), ahead);
+    for block in tile.seen.start / L::N..tile.seen.end.div_ceil(L::N) {
+        ahead.fetch_some();
+        score(l, (scratch.queries, scratch.tile), tile.rows.clone(), block, scratch.scores);
+    }
+    for row in tile.rows.clone() {
+        ahead.fetch_some();
+        soften(l, row, task.visible_in_tile(row, tile.start), scratch);
+    }
+    let to = &mut scratch.tile[tile.seen.start * head_stride..];
+    task.values.load(l, positions, (to, head_stride), ahead);
+    ahead.fetch_rest();
+    let mut row = tile.rows.start;
+    while row < tile.rows.end {
+        row += weigh_some(l, task, tile.start, row..tile.rows.end, scratch);
     }
 }
 

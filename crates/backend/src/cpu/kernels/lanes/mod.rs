@@ -137,6 +137,23 @@ pub(crate) fn dispatch<K: Kernel>(_: SimdLevel, kernel: K) -> K::Output {
     kernel.run(plain::Plain)
 }
 
+/// Bytes that a processor moves at a time.
+pub(super) const CACHE_LINE: usize = 64;
+
+/// Asks the processor to fetch a cache line, and does not wait for it. Any address will do.
+#[inline(always)]
+#[cfg(target_arch = "x86_64")]
+pub(super) fn prefetch(address: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: SSE is part of the target, and a prefetch reads nothing and never faults.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+}
+
+/// Nothing: other architectures fetch ahead by themselves.
+#[inline(always)]
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn prefetch(_: *const u8) {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
