@@ -1,1 +1,47 @@
-fn main() {}
+//! The binary `inflight`: arguments to a resolved, frozen configuration, and the commands.
+//!
+//! Reading order: [`args`] (what users write), [`models`] and [`hub`] (which files that means),
+//! [`resolve`] (numbers instead of defaults), [`start`] (files to a running engine), [`serve`],
+//! [`run`], [`chat`] (the commands), [`answer`] (one prompt's text as it comes).
+//!
+//! Invariant: the only room that reads arguments and environment.
+//! Invariant: stdout has answers only; all else goes to stderr.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+
+mod answer;
+mod args;
+mod chat;
+mod hub;
+mod logging;
+mod models;
+mod progress;
+mod resolve;
+mod run;
+mod serve;
+mod signals;
+mod start;
+mod summary;
+mod text;
+mod trace_file;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    logging::init(cli.log_level.as_deref(), cli.command.default_log_level());
+    let result = match cli.command {
+        Command::Serve(args) => serve::serve(args),
+        Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::chat(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

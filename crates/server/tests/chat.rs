@@ -129,7 +129,11 @@ async fn logprobs_carry_bytes() {
     ];
     let server = TestServer::new(FakeEngine::new(move |_, _| updates.clone()));
     let body = json!({"messages": hi(), "logprobs": true, "top_logprobs": 1});
-    let one = |token: &str, logprob: f32, bytes: &[u8]| json!({"token": token, "logprob": logprob, "bytes": bytes});
+    let one = |token: &str, logprob: f32, bytes: &[u8]| {
+        json!({
+            "token": token, "logprob": logprob, "bytes": bytes,
+        })
+    };
     let mut first = one("a", -0.5, &[97]);
     first["top_logprobs"] = json!([one("b", -0.25, &[98])]);
     let mut second = one("\u{FFFD}", -1.0, &[0xC3]);

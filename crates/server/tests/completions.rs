@@ -35,8 +35,16 @@ async fn a_streamed_completion() {
     let body = json!({
         "prompt": "Hi", "max_tokens": 3, "stream_options": {"include_usage": true},
     });
-    let chunk = |choices: Value, usage: Value| json!({"object": "text_completion", "model": "tiny", "choices": choices, "usage": usage});
-    let choice = |text: &str, reason: Value| json!([{"index": 0, "text": text, "logprobs": null, "finish_reason": reason}]);
+    let chunk = |choices: Value, usage: Value| {
+        json!({
+            "object": "text_completion", "model": "tiny", "choices": choices, "usage": usage,
+        })
+    };
+    let choice = |text: &str, reason: Value| {
+        json!([{
+            "index": 0, "text": text, "logprobs": null, "finish_reason": reason,
+        }])
+    };
     let expected = [
         chunk(choice(" ", json!(null)), json!(null)),
         chunk(choice("🦙", json!(null)), json!(null)),
@@ -235,7 +243,9 @@ fn generated() -> impl Strategy<Value = Vec<u32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 200, failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     /// Whatever the model generates and whatever stops it, both ways give the same.
     #[test]

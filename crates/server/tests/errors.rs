@@ -1,5 +1,7 @@
 //! What is wrong gets a 4xx that names it, and the server goes on.
 
+#![allow(clippy::unwrap_used, reason = "this is test code")]
+
 mod common;
 
 use axum::body::Body;

@@ -1,5 +1,7 @@
 //! Clients that go away, full queues, lost engines, shutting down.
 
+#![allow(clippy::unwrap_used, reason = "this is test code")]
+
 mod common;
 
 use std::net::SocketAddr;

@@ -225,7 +225,8 @@ mod tests {
         check(r#"{"list": [{"depth": 1}, {}]}"#, "`list[1]`: missing field `depth`");
         check(
             r#"{"list": [{"depth": -1}]}"#,
-            "`list[0].depth`: invalid value: integer `-1`, expected an integer that is not negative",
+            "`list[0].depth`: invalid value: integer `-1`, \
+             expected an integer that is not negative",
         );
         check(
             r#"{"list": [{"width": 1}]}"#,

@@ -1,6 +1,7 @@
 //! A scripted engine, a tokenizer whose ids are bytes, and a client without a network.
 
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "this is test code")]
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

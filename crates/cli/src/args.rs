@@ -1,0 +1,296 @@
+//! What users write. Nothing is resolved here.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  inflight serve                                   serve the default model on 127.0.0.1:8000
+  inflight serve model.gguf --port 9000            serve a GGUF file
+  inflight serve Qwen/Qwen3-0.6B                   serve a model of the Hugging Face hub
+  inflight run model.gguf 'Why is the sky blue?'   print one answer
+  inflight chat model.gguf                         talk
+
+`inflight serve --help` explains every flag.";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  inflight serve
+  inflight serve ./Qwen3-0.6B --max-model-len 4096 --served-model-name qwen
+  inflight serve model.gguf --max-num-seqs 8 --kv-cache-memory 2
+
+Then, in another terminal:
+  curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"stream\": true}'";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  inflight run default 'Why is the sky blue?'
+  inflight run model.gguf --raw 'Once upon a time' --max-tokens 100 --temperature 0.8
+  git diff | inflight run model.gguf --system 'Write a commit message.' -";
+
+const CHAT_EXAMPLES: &str = "\
+Examples:
+  inflight chat
+  inflight chat model.gguf --system 'Answer in rhymes.' --temperature 0.7
+
+While it runs: Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D leaves.";
+
+/// What MODEL may be, for every command's help.
+const MODEL_HELP: &str = "\
+Model: a .gguf file, a folder (config.json, safetensors, tokenizer.json), a name on the Hugging \
+Face hub (org/name, org/name:revision, org/name:file.gguf), or `default`";
+
+/// Serves large language models over the OpenAI API.
+///
+/// While the device computes one batch, the host already plans and sends the next. Requests join
+/// and leave the running batch at every step.
+#[derive(Debug, Parser)]
+#[command(name = "inflight", version, propagate_version = true, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+
+    /// How much to log: error, warn, info, debug or trace, or a filter such as
+    /// `info,inflight_engine=trace` [default: info for serve, warn otherwise]
+    #[arg(long, global = true, env = "RUST_LOG", value_name = "LEVEL")]
+    pub(crate) log_level: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over the OpenAI API
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(ServeArgs),
+    /// Print the answer to one prompt
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Talk to a model
+    #[command(after_help = CHAT_EXAMPLES)]
+    Chat(ChatArgs),
+}
+
+impl Command {
+    pub(crate) fn default_log_level(&self) -> &'static str {
+        match self {
+            Self::Serve(_) => "info",
+            Self::Run(_) | Self::Chat(_) => "warn",
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
+    pub(crate) model: String,
+
+    /// Address to listen on; 0.0.0.0 lets other machines in
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: String,
+
+    /// Port to listen on; 0 lets the system choose one
+    #[arg(long, default_value_t = 8000)]
+    pub(crate) port: u16,
+
+    /// Names by which requests may call the model [default: MODEL's own name]
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub(crate) served_model_name: Vec<String>,
+
+    /// Requests that may wait for a place in the batch; further ones are refused with status 429
+    #[arg(long, default_value_t = 1024, value_name = "REQUESTS")]
+    pub(crate) max_queue: usize,
+
+    /// Seconds that running requests may go on after SIGTERM or Ctrl-C; a second one ends at once
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    pub(crate) shutdown_timeout: u64,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    #[arg(help = MODEL_HELP)]
+    pub(crate) model: String,
+
+    /// What to answer; `-` reads it from standard input
+    pub(crate) prompt: String,
+
+    /// Continue PROMPT as it is, without the model's chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ChatArgs {
+    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
+    pub(crate) model: String,
+
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// How `run` and `chat` draw tokens; clients of `serve` say so in their requests.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Message that tells the model how to behave, before all others
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+
+    /// Most tokens of an answer [default: as many as the context has room for]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_tokens: Option<NonZeroUsize>,
+
+    /// Randomness: 0 always takes the likeliest token, 1 follows the model's probabilities
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+
+    /// Draw from the likeliest tokens that reach this probability together; 1 keeps all
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) top_p: f32,
+
+    /// Draw from this many of the likeliest tokens; 0 keeps all
+    #[arg(long, default_value_t = 0)]
+    pub(crate) top_k: u32,
+
+    /// Over 1 discourages tokens that were there before
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) repetition_penalty: f32,
+}
+
+/// How the model is loaded and run. Flags that mean what vLLM's mean bear vLLM's names.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct EngineArgs {
+    /// Plan and launch the next batch while the current one computes; off gives the same tokens
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) overlap: Switch,
+
+    /// Most tokens of a request, prompt and answer together [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_model_len: Option<NonZeroUsize>,
+
+    /// Most sequences in a batch; more serve more clients at once, each of them slower
+    #[arg(long, default_value = "64", value_name = "SEQUENCES")]
+    pub(crate) max_num_seqs: NonZeroUsize,
+
+    /// Most tokens in a batch; more make long prompts quicker and the others' next token slower
+    #[arg(long, default_value = "512", value_name = "TOKENS")]
+    pub(crate) max_num_batched_tokens: NonZeroUsize,
+
+    /// Tokens of a block, the unit in which the KV cache is given out
+    #[arg(long, default_value = "16", value_name = "TOKENS")]
+    pub(crate) block_size: NonZeroUsize,
+
+    /// Size of the KV cache in tokens [default: a quarter of the memory, or less if that is enough
+    /// for --max-num-seqs sequences of --max-model-len tokens]
+    #[arg(long, value_name = "TOKENS", conflicts_with = "kv_cache_memory")]
+    pub(crate) kv_cache_tokens: Option<NonZeroUsize>,
+
+    /// Size of the KV cache in GiB, instead of in tokens
+    #[arg(long, value_name = "GIB")]
+    pub(crate) kv_cache_memory: Option<f64>,
+
+    /// Type of the KV cache's numbers; auto is f16
+    #[arg(long, value_enum, default_value_t = KvDtype::Auto)]
+    pub(crate) kv_cache_dtype: KvDtype,
+
+    /// Type of the weights: auto computes with them as they are stored, f32 expands them, which is
+    /// exact, larger and slower
+    #[arg(long, value_enum, default_value_t = WeightDtype::Auto)]
+    pub(crate) dtype: WeightDtype,
+
+    /// Threads that compute [default: all cores]
+    #[arg(long, value_name = "THREADS")]
+    pub(crate) threads: Option<NonZeroU32>,
+
+    /// Where weights come from: auto reads MODEL's, dummy makes up random ones for MODEL's
+    /// config.json, to measure speed without a download
+    #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
+    pub(crate) load_format: LoadFormat,
+
+    /// Seed of dummy weights, and of the draws of run and chat
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// File for a timeline of every step, to open in https://ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace_file: Option<PathBuf>,
+
+    /// Show no progress bars
+    #[arg(long)]
+    pub(crate) no_progress: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvDtype {
+    Auto,
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WeightDtype {
+    Auto,
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LoadFormat {
+    Auto,
+    Dummy,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_flags_are_named() {
+        let check = |flags: &[&str], named: &str| {
+            let arguments = ["inflight", "serve", "model.gguf"].iter().chain(flags);
+            let error = Cli::try_parse_from(arguments).unwrap_err().to_string();
+            assert!(error.contains(named), "{flags:?}: {error}");
+        };
+        check(&["--port", "70000"], "--port");
+        check(&["--overlap", "maybe"], "--overlap");
+        check(&["--max-num-seqs", "0"], "--max-num-seqs");
+        check(&["--kv-cache-tokens", "9", "--kv-cache-memory", "1"], "--kv-cache-memory");
+        check(&["--no-such-flag"], "--no-such-flag");
+    }
+
+    #[test]
+    fn the_model_may_be_left_out() {
+        let cli = Cli::try_parse_from(["inflight", "serve", "--served-model-name", "a", "b"]);
+        let Command::Serve(args) = cli.unwrap().command else { panic!("another command") };
+        assert_eq!(args.model, "default");
+        assert_eq!(args.served_model_name, ["a", "b"]);
+        assert_eq!((args.host.as_str(), args.port), ("127.0.0.1", 8000));
+    }
+}

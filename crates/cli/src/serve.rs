@@ -1,0 +1,72 @@
+//! `inflight serve`: serve a model over the OpenAI API.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use inflight_server::{ServerConfig, ServerState};
+use tokio::net::TcpSocket;
+
+use crate::args::ServeArgs;
+use crate::models::ModelArgument;
+use crate::progress::is_watched;
+use crate::signals::shutdown_requested;
+use crate::start::{Running, start};
+
+/// Connections that the system holds until they are accepted.
+const MAX_WAITING_CONNECTIONS: u32 = 1024;
+
+pub(crate) fn serve(args: ServeArgs) -> Result<()> {
+    // Before the model is loaded: a port that is taken should not cost minutes.
+    let socket = bind(&args.host, args.port)?;
+    let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
+    let running = start(&model, &args.engine, args.max_queue)?;
+    let mut config = ServerConfig::new(model.name);
+    if !args.served_model_name.is_empty() {
+        config.model_names = args.served_model_name;
+    }
+    config.shutdown_timeout = Duration::from_secs(args.shutdown_timeout);
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(listen(socket, &running, config));
+    // Blocking tasks are encodings whose requests are gone.
+    runtime.shutdown_background();
+    served.and(running.stop())
+}
+
+fn bind(host: &str, port: u16) -> Result<TcpSocket> {
+    let addresses = (host, port).to_socket_addrs().with_context(|| format!("--host {host}"))?;
+    let Some(address) = addresses.into_iter().next() else { bail!("--host {host}: no address") };
+    let bound = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // A server that has just ended leaves its port waiting.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok::<_, std::io::Error>(socket)
+    };
+    bound().with_context(|| format!("cannot listen on {address} (--host, --port)"))
+}
+
+/// Serves until a signal comes or the engine ends.
+async fn listen(socket: TcpSocket, running: &Running, config: ServerConfig) -> Result<()> {
+    let listener = socket.listen(MAX_WAITING_CONNECTIONS).context("cannot listen")?;
+    let mut summary = running.summary.clone();
+    summary.push("names", config.model_names.join(", "));
+    summary.push("address", format!("http://{}", listener.local_addr()?));
+    eprint!("{summary}");
+
+    let client = Arc::clone(&running.client);
+    let state = ServerState::new(client, Arc::clone(&running.tokenizer), config);
+    let (signal, engine_ended) = (shutdown_requested()?, running.client.ended());
+    let shutdown = async {
+        tokio::select! {
+            () = signal => {}
+            () = engine_ended => tracing::error!("the engine has ended"),
+        }
+    };
+    inflight_server::serve(listener, state, shutdown).await.context("the server failed")
+}
