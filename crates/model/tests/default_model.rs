@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use inflight_backend::Dtype;
 use inflight_model::{Architecture, ModelFiles, RopeScaling};
 
 fn open() -> ModelFiles {

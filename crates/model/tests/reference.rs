@@ -130,7 +130,8 @@ fn load(backend: &CpuBackend) -> Decoder<CpuBackend> {
 
 fn references() -> Vec<Reference> {
     let (all, exact) = (read("data/smollm2_greedy_refs.json"), read("default_model/exact.json"));
-    let named = |name| exact.as_array().unwrap().iter().find(|text| text["name"] == *name).unwrap();
+    let named =
+        |name: &str| exact.as_array().unwrap().iter().find(|text| text["name"] == name).unwrap();
     let prompts = all["prompts"].as_array().unwrap().iter();
     prompts
         .map(|reference| {
