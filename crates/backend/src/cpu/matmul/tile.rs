@@ -79,8 +79,8 @@ pub(super) fn prefetch(weights: *const u8, num_bytes: usize) {
     for line in (0..num_bytes).step_by(64) {
         // A prefetch may point anywhere, so past the end of the panels too.
         let ahead = weights.wrapping_add(PREFETCH_BYTES + line);
-        // SAFETY: every x86-64 processor has the instruction, and it touches no memory as far as the
-        // program can see.
+        // SAFETY: every x86-64 processor has the instruction, and it touches no memory as far as
+        // the program can see.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
     }
 }
