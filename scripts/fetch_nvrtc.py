@@ -3,7 +3,7 @@
 
 With it every kernel can be compiled, and its registers and shared memory checked, on a machine
 without a GPU. pip fetches the wheel (86 MB), so that its settings for mirrors and proxies hold here
-too; it is compared with a checksum, and the two libraries are taken out of it. Nothing is installed.
+too; it is compared with a checksum, and two libraries are taken out of it. Nothing is installed.
 """
 
 import hashlib

@@ -59,9 +59,13 @@ impl Cubin {
             sections.iter().find(|section| section.name == name.as_bytes())
         };
         let text = find(".text.").ok_or(KernelError::BadCubin("no such kernel"))?;
+        // From Hopper on, the section begins with a kilobyte that the driver keeps for itself.
+        let reserved = sections.iter().any(|section| section.name == b".nv.shared.reserved.0");
+        let static_smem = find(".nv.shared.").map_or(0, |section| section.len as u32);
+        // Since Hopper, attributes give the registers, and this field means something else.
         let mut resources = Resources {
-            registers: text.info >> 24,
-            static_smem: find(".nv.shared.").map_or(0, |section| section.len as u32),
+            registers: if reserved { 0 } else { text.info >> 24 },
+            static_smem: static_smem.saturating_sub(if reserved { 1024 } else { 0 }),
             ..Resources::default()
         };
         // Attributes of all functions: each names a symbol; a file holds one kernel.

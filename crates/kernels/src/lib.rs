@@ -24,7 +24,7 @@
 //! nothing where weights or the cache bound a step. Norm weights, biases, rotary tables and logits
 //! are f32. All sums are f32 or wider.
 //!
-//! Invariant: building this crate needs nothing of CUDA, and running it never panics for lack of it.
+//! Invariant: building this crate needs nothing of CUDA; running it never panics for lack of it.
 //! Invariant: kernels include no header but our own.
 //! Invariant: no grid depends on anything but the (padded) shape of a step and the GPU, so that
 //! every launch can be captured in a graph.

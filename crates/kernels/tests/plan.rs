@@ -1,4 +1,4 @@
-//! The plan of attention: the device's algorithm, modelled on the host, covers all work exactly once.
+//! The plan of attention: the device's algorithm, modelled on the host, covers all work just once.
 //!
 //! The model follows `csrc/plan_attention.cu` and `csrc/decode_attention.cu` line by line; the
 //! backend's checks compare the device's plan with what it must add up to.
@@ -170,6 +170,8 @@ fn shapes() -> impl Strategy<Value = Shape> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn all_work_is_done_once_and_evenly(rows in rows(), shape in shapes()) {
         check(&rows, shape);
