@@ -23,6 +23,7 @@ mod sync;
 mod tensor;
 
 pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
+pub use cuda::{CudaBackend, CudaConfig};
 pub use dtype::Dtype;
 pub use error::BackendError;
 pub use mapped_file::MappedFile;

@@ -1,20 +1,29 @@
 //! NVIDIA GPUs as devices, found at run time: building needs nothing of CUDA.
 //!
 //! [`probe`], [`libraries`]: what there is. [`device`], [`memory`], [`stream`]: one GPU, its memory,
-//! its queues. [`gemm`]: matrix products. [`graph`]: a step recorded once and launched as one.
+//! its queues. [`weights`]: loading. [`gemm`]: matrix products. [`operators`]: everything else.
+//! [`graph`]: a step recorded once and launched as one. [`backend`] joins them.
+//!
+//! Weights, keys, values and what goes into matrix products are bf16; the state between layers,
+//! logits and every sum are f32.
 //!
 //! Invariant: nothing here panics for want of a GPU, a driver or a library.
-//! Invariant: no operator allocates, waits or uses the default stream, so that each can be captured.
+//! Invariant: no operator allocates, waits or uses the default stream, so that each can be captured;
+//! what one needs for that is prepared when it is first used, outside of any capture.
 
+mod backend;
 mod check;
 mod device;
 mod gemm;
 mod graph;
 mod libraries;
 mod memory;
+mod operators;
 mod probe;
 mod stream;
+mod weights;
 
+pub use backend::{CudaBackend, CudaConfig, CudaEmbedding, CudaMatrix};
 pub use device::DeviceInfo;
 pub use libraries::usual_library_folders;
 pub use memory::{CudaBuffer, CudaHostBuffer};
