@@ -6,9 +6,9 @@ use std::sync::{
     mpsc::{SyncSender, TrySendError},
 };
 
-
 use crate::{
-    FinishReason, RequestId, RequestLimits, SinkClosed, TokenSink, TokenUpdate, Update, ValidRequest,
+    FinishReason, RequestId, RequestLimits, SinkClosed, TokenSink, TokenUpdate, Update,
+    ValidRequest,
 };
 
 /// What callers tell the engine.

@@ -47,7 +47,8 @@ pub(crate) struct IoSlotId(usize);
 
 impl<B: Backend> IoSlots<B> {
     pub(crate) fn new(backend: &B, config: &EngineConfig) -> Result<Self, BackendError> {
-        let (capacity, outputs) = (config.step_capacity(), OutputLayout { max_rows: config.max_num_seqs });
+        let (capacity, outputs) =
+            (config.step_capacity(), OutputLayout { max_rows: config.max_num_seqs });
         let new = || IoSlot::new(backend, capacity, outputs);
         Ok(Self { slots: [new()?, new()?], latest: 1 })
     }

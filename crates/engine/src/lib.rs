@@ -24,6 +24,8 @@ pub use config::EngineConfig;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use handle::{EngineHandle, EngineStats, SubmitError};
-pub use request::{InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest};
+pub use request::{
+    InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,
+};
 pub use trace::{Span, StepRecord};
 pub use update::{FinishReason, SinkClosed, TokenSink, TokenUpdate, Update};

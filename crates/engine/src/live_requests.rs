@@ -4,10 +4,7 @@ use std::collections::HashMap;
 
 use inflight_scheduler::SequenceId;
 
-use crate::{
-    FinishReason, SamplingParams,
-    handle::Client,
-};
+use crate::{FinishReason, SamplingParams, handle::Client};
 
 /// What the engine keeps beside the scheduler's sequence.
 pub(crate) struct LiveRequest {

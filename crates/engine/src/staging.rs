@@ -28,12 +28,7 @@ pub(crate) fn stage(
 }
 
 /// Token ids, positions and places in the KV cache: one entry per token.
-fn stage_tokens(
-    row: &Row,
-    scheduler: &Scheduler,
-    request: &LiveRequest,
-    inputs: &mut StepInputs,
-) {
+fn stage_tokens(row: &Row, scheduler: &Scheduler, request: &LiveRequest, inputs: &mut StepInputs) {
     match row.inputs {
         RowInputs::Known => {
             let tokens = &scheduler.tokens(row.id)[row.start..row.context_len];

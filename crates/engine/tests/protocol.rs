@@ -1,0 +1,120 @@
+//! The two-slot protocol under model checking: the real engine, streams and events, in schedules
+//! that shuttle makes up.
+//!
+//! With every wait in place no schedule gives other tokens than the loop without overlap. With any
+//! one wait removed some schedule does, or is caught using a buffer that another stream is using.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod saboteur;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        mpsc::{SyncSender, sync_channel},
+    },
+};
+
+use inflight_backend::{CpuBackend, CpuConfig};
+use inflight_engine::{
+    Engine, EngineConfig, RequestSpec, SamplingParams, SinkClosed, TokenSink, Update,
+};
+use inflight_model::{Decoder, ModelFiles};
+use saboteur::{Saboteur, Wait};
+use shuttle::{Runner, scheduler::RandomScheduler};
+
+const SEED: u64 = 7;
+const NUM_SCHEDULES: usize = 2000;
+
+struct Tokens(SyncSender<u32>);
+
+impl TokenSink for Tokens {
+    fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
+        match update {
+            Update::Token(update) => self.0.try_send(update.token).map_err(|_| SinkClosed),
+            Update::Finished(_) => Ok(()),
+        }
+    }
+}
+
+fn requests() -> Vec<RequestSpec> {
+    let request = |i: u32| RequestSpec {
+        prompt: (0..3 + 5 * i).map(|k| 17 * i + k).collect(),
+        max_tokens: Some(6 - i as usize),
+        sampling: SamplingParams {
+            temperature: i as f32,
+            seed: u64::from(i),
+            presence_penalty: 0.5,
+            ..SamplingParams::default()
+        },
+        ..RequestSpec::default()
+    };
+    (0..3).map(request).collect()
+}
+
+/// Serves the requests in one schedule and gives their tokens.
+fn serve(overlap: bool, removed: Option<Wait>) -> Vec<Vec<u32>> {
+    let config = EngineConfig {
+        overlap,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 8,
+        max_model_len: 32,
+        block_size: 4,
+        num_blocks: 32,
+        max_outstanding: 8,
+    };
+    let cpu = CpuBackend::new(CpuConfig { num_threads: 1, ..CpuConfig::detect() }).unwrap();
+    let backend = Saboteur::new(cpu, removed);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/qwen3");
+    let files = ModelFiles::open(&folder).unwrap();
+    let decoder = Decoder::load(&backend, &files.config, &files.weights, 32, &mut |_| {}).unwrap();
+    let (engine, handle) = Engine::new(backend, decoder, config).unwrap();
+    let submit = |spec| {
+        let (sender, tokens) = sync_channel(64);
+        let request = handle.limits().validate(spec).unwrap();
+        handle.submit(request, Box::new(Tokens(sender))).unwrap();
+        tokens
+    };
+    let clients: Vec<_> = requests().into_iter().map(submit).collect();
+    handle.drain();
+    engine.run().unwrap();
+    clients.iter().map(|tokens| tokens.try_iter().collect()).collect()
+}
+
+/// What the loop without overlap gives.
+fn expected() -> Vec<Vec<u32>> {
+    let tokens = Arc::new(Mutex::new(Vec::new()));
+    let result = Arc::clone(&tokens);
+    run_schedules(1, move || *result.lock().unwrap() = serve(false, None));
+    let tokens = std::mem::take(&mut *tokens.lock().unwrap());
+    let lengths: Vec<_> = tokens.iter().map(Vec::len).collect();
+    assert_eq!(lengths, [6, 5, 4]);
+    tokens
+}
+
+fn check_schedules(removed: Option<Wait>, expected: &[Vec<u32>]) {
+    let expected = expected.to_vec();
+    run_schedules(NUM_SCHEDULES, move || assert_eq!(serve(true, removed), expected));
+}
+
+/// The same schedules every time.
+fn run_schedules(num_schedules: usize, run: impl Fn() + Send + Sync + 'static) {
+    let scheduler = RandomScheduler::new_from_seed(SEED, num_schedules);
+    Runner::new(scheduler, shuttle::Config::default()).run(run);
+}
+
+#[test]
+fn no_schedule_changes_a_token() {
+    check_schedules(None, &expected());
+}
+
+#[test]
+fn every_wait_is_needed() {
+    let expected = expected();
+    for wait in [Wait::ComputeForH2d, Wait::D2hForCompute, Wait::HostForD2h] {
+        let found = catch_unwind(AssertUnwindSafe(|| check_schedules(Some(wait), &expected)));
+        assert!(found.is_err(), "nothing went wrong without {wait:?}");
+    }
+}

@@ -1,0 +1,265 @@
+//! The CPU backend with one of its waits removed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use inflight_backend::{
+    Backend, BackendError, CpuBackend, DeviceBatch, Dtype, HostTensor, KvLayer, StepShape,
+    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+};
+
+/// A wait of the two-slot protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The compute stream waits for `h2d_done`: the first wait of every launch.
+    ComputeForH2d,
+    /// The D2H stream waits for `compute_done`: the second.
+    D2hForCompute,
+    /// The host waits for `d2h_done`.
+    HostForD2h,
+}
+
+/// Does all that the CPU backend does, but for one kind of wait.
+#[derive(Clone)]
+pub struct Saboteur {
+    cpu: CpuBackend,
+    removed: Option<Wait>,
+    num_waits: Arc<AtomicUsize>,
+}
+
+type Done = Result<(), BackendError>;
+type Buffer = <CpuBackend as Backend>::Buffer;
+type Host = <CpuBackend as Backend>::HostBuffer;
+type Stream = <CpuBackend as Backend>::Stream;
+type Event = <CpuBackend as Backend>::Event;
+
+impl Saboteur {
+    pub fn new(cpu: CpuBackend, removed: Option<Wait>) -> Self {
+        Self { cpu, removed, num_waits: Arc::default() }
+    }
+}
+
+fn batch(batch: &DeviceBatch<Saboteur>) -> DeviceBatch<CpuBackend> {
+    let batch = batch.clone();
+    DeviceBatch {
+        token_ids: batch.token_ids,
+        positions: batch.positions,
+        slot_mapping: batch.slot_mapping,
+        row_starts: batch.row_starts,
+        context_lens: batch.context_lens,
+        block_starts: batch.block_starts,
+        row_states: batch.row_states,
+        blocks: batch.blocks,
+        sample_indices: batch.sample_indices,
+        sampling: batch.sampling,
+        bias_ids: batch.bias_ids,
+        bias_values: batch.bias_values,
+    }
+}
+
+fn kv(layer: &KvLayer<Saboteur>) -> KvLayer<CpuBackend> {
+    KvLayer { keys: layer.keys.clone(), values: layer.values.clone() }
+}
+
+fn state(state: &SamplingState<Saboteur>) -> SamplingState<CpuBackend> {
+    let token_counts = state.token_counts.clone();
+    SamplingState { token_counts, vocab_size: state.vocab_size }
+}
+
+impl Backend for Saboteur {
+    type Buffer = Buffer;
+    type HostBuffer = Host;
+    type Matrix = <CpuBackend as Backend>::Matrix;
+    type Embedding = <CpuBackend as Backend>::Embedding;
+    type Stream = Stream;
+    type Event = Event;
+
+    fn wait(&self, event: &Event, stream: &Stream) -> Done {
+        let wait = match self.num_waits.fetch_add(1, Ordering::Relaxed) % 2 {
+            0 => Wait::ComputeForH2d,
+            _ => Wait::D2hForCompute,
+        };
+        if self.removed == Some(wait) { Ok(()) } else { self.cpu.wait(event, stream) }
+    }
+
+    fn synchronize(&self, event: &Event) -> Done {
+        if self.removed == Some(Wait::HostForD2h) { Ok(()) } else { self.cpu.synchronize(event) }
+    }
+
+    fn description(&self) -> String {
+        self.cpu.description()
+    }
+
+    fn kv_dtype(&self) -> Dtype {
+        self.cpu.kv_dtype()
+    }
+
+    fn alloc_activations(&self, label: &'static str, len: usize) -> Result<Buffer, BackendError> {
+        self.cpu.alloc_activations(label, len)
+    }
+
+    fn alloc_words(&self, label: &'static str, len: usize) -> Result<Buffer, BackendError> {
+        self.cpu.alloc_words(label, len)
+    }
+
+    fn alloc_kv(&self, label: &'static str, len: usize) -> Result<Buffer, BackendError> {
+        self.cpu.alloc_kv(label, len)
+    }
+
+    fn alloc_host(&self, label: &'static str, len: usize) -> Result<Host, BackendError> {
+        self.cpu.alloc_host(label, len)
+    }
+
+    fn load_matrix(&self, parts: &[HostTensor]) -> Result<Self::Matrix, BackendError> {
+        self.cpu.load_matrix(parts)
+    }
+
+    fn load_embedding(&self, table: &HostTensor) -> Result<Self::Embedding, BackendError> {
+        self.cpu.load_embedding(table)
+    }
+
+    fn load_vector(&self, parts: &[HostTensor]) -> Result<Buffer, BackendError> {
+        self.cpu.load_vector(parts)
+    }
+
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize {
+        self.cpu.matrix_bytes(matrix)
+    }
+
+    fn write_host<R>(&self, host: &mut Host, write: impl FnOnce(&mut [u32]) -> R) -> R {
+        self.cpu.write_host(host, write)
+    }
+
+    fn read_host<R>(&self, host: &Host, read: impl FnOnce(&[u32]) -> R) -> R {
+        self.cpu.read_host(host, read)
+    }
+
+    fn create_stream(&self, name: &'static str) -> Result<Stream, BackendError> {
+        self.cpu.create_stream(name)
+    }
+
+    fn create_event(&self) -> Result<Event, BackendError> {
+        self.cpu.create_event()
+    }
+
+    fn record(&self, event: &Event, stream: &Stream) -> Done {
+        self.cpu.record(event, stream)
+    }
+
+    fn elapsed(&self, earlier: &Event, later: &Event) -> Result<Duration, BackendError> {
+        self.cpu.elapsed(earlier, later)
+    }
+
+    fn copy_to_device(&self, src: &Host, dst: &Buffer, words: usize, stream: &Stream) -> Done {
+        self.cpu.copy_to_device(src, dst, words, stream)
+    }
+
+    fn copy_to_host(&self, src: &Buffer, dst: &Host, words: usize, stream: &Stream) -> Done {
+        self.cpu.copy_to_host(src, dst, words, stream)
+    }
+
+    fn unpack(
+        &self,
+        packed: &Buffer,
+        previous: &Buffer,
+        shape: StepShape,
+        into: &DeviceBatch<Self>,
+        stream: &Stream,
+    ) -> Done {
+        self.cpu.unpack(packed, previous, shape, &batch(into), stream)
+    }
+
+    fn track_tokens(
+        &self,
+        rows: &DeviceBatch<Self>,
+        shape: StepShape,
+        counts: &SamplingState<Self>,
+        stream: &Stream,
+    ) -> Done {
+        self.cpu.track_tokens(&batch(rows), shape, &state(counts), stream)
+    }
+
+    fn embed(
+        &self,
+        table: &Self::Embedding,
+        tokens: &DeviceBatch<Self>,
+        shape: StepShape,
+        out: &Buffer,
+        stream: &Stream,
+    ) -> Done {
+        self.cpu.embed(table, &batch(tokens), shape, out, stream)
+    }
+
+    fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &Stream) -> Done {
+        let RmsNorm { x, weight, out, num_rows, len, eps } = args;
+        self.cpu.rms_norm(RmsNorm { x, weight, out, num_rows, len, eps }, stream)
+    }
+
+    fn matmul(&self, args: Matmul<'_, Self>, stream: &Stream) -> Done {
+        let Matmul { x, weight, bias, out, num_rows, accumulate } = args;
+        self.cpu.matmul(Matmul { x, weight, bias, out, num_rows, accumulate }, stream)
+    }
+
+    fn rope_and_cache(&self, args: RopeAndCache<'_, Self>, stream: &Stream) -> Done {
+        let args = RopeAndCache {
+            qkv: args.qkv,
+            rotary_table: args.rotary_table,
+            rotary_dim: args.rotary_dim,
+            interleaved: args.interleaved,
+            qk_norm: args.qk_norm,
+            eps: args.eps,
+            attention: args.attention,
+            kv: &kv(args.kv),
+            batch: &batch(args.batch),
+            step: args.step,
+        };
+        self.cpu.rope_and_cache(args, stream)
+    }
+
+    fn attention(&self, args: Attention<'_, Self>, stream: &Stream) -> Done {
+        let args = Attention {
+            qkv: args.qkv,
+            kv: &kv(args.kv),
+            out: args.out,
+            attention: args.attention,
+            scale: args.scale,
+            window: args.window,
+            batch: &batch(args.batch),
+            step: args.step,
+        };
+        self.cpu.attention(args, stream)
+    }
+
+    fn silu_and_mul(&self, x: &Buffer, out: &Buffer, rows: usize, len: usize, on: &Stream) -> Done {
+        self.cpu.silu_and_mul(x, out, rows, len, on)
+    }
+
+    fn gather_sampled(
+        &self,
+        x: &Buffer,
+        rows: &DeviceBatch<Self>,
+        shape: StepShape,
+        len: usize,
+        out: &Buffer,
+        stream: &Stream,
+    ) -> Done {
+        self.cpu.gather_sampled(x, &batch(rows), shape, len, out, stream)
+    }
+
+    fn sample(&self, args: Sample<'_, Self>, stream: &Stream) -> Done {
+        let args = Sample {
+            logits: args.logits,
+            state: &state(args.state),
+            batch: &batch(args.batch),
+            step: args.step,
+            outputs: args.outputs,
+            max_rows: args.max_rows,
+        };
+        self.cpu.sample(args, stream)
+    }
+}
