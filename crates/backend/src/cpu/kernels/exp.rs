@@ -19,7 +19,7 @@ const POLYNOMIAL: [f32; 5] = [0.5, 0.166_665_77, 0.041_666_556, 0.008_363_233, 0
 /// functions", 1980, chapter 6), with ln 2 in two parts so that `n` times the first is exact.
 #[inline(always)]
 pub(super) fn exp<L: Lanes>(l: L, x: L::V) -> L::V {
-    const LN_2_HIGH: f32 = 0.693_359_375;
+    const LN_2_HIGH: f32 = 355.0 / 512.0;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     let x = l.min(l.splat(HIGHEST), l.max(l.splat(LOWEST), x));
     let n = l.round(l.mul(x, l.splat(std::f32::consts::LOG2_E)));

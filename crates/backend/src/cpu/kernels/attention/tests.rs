@@ -350,8 +350,8 @@ proptest! {
             .map(|i| Sequence::new(100 + 10 * i as u64, &attention, 300))
             .collect();
         let setup = Setup { attention, window: batch.window, sequences: &sequences };
-        let rows: Vec<Row> =
-            batch.rows.iter().enumerate().map(|(i, (context, new))| row(i, *context, *new)).collect();
+        let numbered = batch.rows.iter().enumerate();
+        let rows: Vec<Row> = numbered.map(|(i, (context, new))| row(i, *context, *new)).collect();
         at_every_level(|cores| {
             let together = setup.run::<f16>(cores, &rows);
             for (row, together) in rows.iter().zip(together) {

@@ -90,7 +90,8 @@ mod tests {
             bias.iter().map(|(id, value)| (*id, value.to_bits())).unzip();
         let adjustment = Adjustment::new(&options, Some(counts), &ids, &values);
         let mut logits = vec![2.0, -2.0, 0.0, 3.0, -1.0];
-        assert_eq!(adjustment.changes_anything(), options != SamplingRow::GREEDY || bias != []);
+        let anything = options != SamplingRow::GREEDY || !bias.is_empty();
+        assert_eq!(adjustment.changes_anything(), anything);
         adjustment.apply(&mut logits);
         logits
     }

@@ -139,8 +139,9 @@ mod tests {
     proptest! {
         #[test]
         fn top_k_agrees_with_sorting(logits in logits(), k in 0_usize..300) {
+            let numbered = logits.iter().copied().enumerate();
             let mut expected: Vec<(usize, f32)> =
-                logits.iter().copied().enumerate().filter(|(_, x)| *x > f32::NEG_INFINITY).collect();
+                numbered.filter(|(_, x)| *x > f32::NEG_INFINITY).collect();
             // A stable sort: lower ids stay first among equals.
             expected.sort_by(|a, b| b.1.total_cmp(&a.1));
             expected.truncate(k);
