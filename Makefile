@@ -46,6 +46,7 @@ test-rust:
 	set -e; model=$$($(FETCH_MODEL)); export INFLIGHT_TEST_MODEL="$$model"; \
 	$(CARGO) test --locked --workspace --lib --bins --tests -- --include-ignored
 	$(CARGO) test --locked --workspace --doc
+	$(CARGO) test --locked -p inflight-engine --features shuttle --test protocol
 
 test-end-to-end: build $(VENV)/made
 	set -e; model=$$($(FETCH_MODEL)); export INFLIGHT_TEST_MODEL="$$model"; \
