@@ -2,7 +2,7 @@
 
 use super::{
     add_bias::AddBias, decode_attention::DecodeAttention, embed::Embed,
-    gather_sampled::GatherSampled, plan_attention::PlanAttention,
+    gather_sampled::GatherSampled, gemv::Gemv, plan_attention::PlanAttention,
     prefill_attention::PrefillAttention, random_normal::RandomNormal, rms_norm::RmsNorm,
     rope_and_cache::RopeAndCache, sample::Sample, silu_and_mul::SiluAndMul,
     track_tokens::TrackTokens, unpack::Unpack,
@@ -34,6 +34,16 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         for out in both {
             specs.push(Embed { table: first, out }.spec());
             specs.push(RmsNorm { x: first, out }.spec());
+        }
+    }
+    for num_rows in 1..=Gemv::MAX_ROWS {
+        for (out, accumulate) in [
+            (Element::Bf16, false),
+            (Element::Bf16, true),
+            (Element::F32, false),
+            (Element::F32, true),
+        ] {
+            specs.push(Gemv::new(num_rows, out, accumulate)?.spec());
         }
     }
     for head_dim in HEAD_DIMS {

@@ -3,7 +3,8 @@
 //! In a step's order: [`unpack`], [`track_tokens`], [`embed`], [`rms_norm`], [`add_bias`],
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
 //! token), [`prefill_attention`] (rows of several), [`silu_and_mul`], [`gather_sampled`],
-//! [`sample`]. [`random_normal`] fills dummy weights.
+//! [`sample`]. [`gemv`] is a matrix product of very few rows; [`random_normal`] fills dummy
+//! weights.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
@@ -13,6 +14,7 @@ pub mod all;
 pub mod decode_attention;
 pub mod embed;
 pub mod gather_sampled;
+pub mod gemv;
 pub mod plan_attention;
 pub mod prefill_attention;
 pub mod random_normal;
