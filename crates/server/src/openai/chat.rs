@@ -117,7 +117,6 @@ pub(crate) async fn create(
     let mut writer = ChatWriter {
         tokenizer: Arc::clone(state.tokenizer()),
         text: template.text,
-        has_logprobs: top_logprobs.is_some(),
         has_role: vec![false; n],
     };
     if let Some(stream_usage) = stream {
@@ -184,21 +183,16 @@ struct MessageDelta {
 struct ChatWriter {
     tokenizer: Arc<Tokenizer>,
     text: TextOptions,
-    has_logprobs: bool,
     /// By sequence: whether its role was told.
     has_role: Vec<bool>,
 }
 
 impl ChatWriter {
     fn whole_choice(&mut self, index: usize, delta: Delta) -> WholeChoice {
-        let logprobs = self.logprobs(&delta);
+        let logprobs = ChatLogprobs::new(&self.tokenizer, &delta.tokens);
         let ending = self.ending(&delta);
         let message = AssistantMessage { role: "assistant", content: delta.text, refusal: () };
         WholeChoice { index, message, logprobs, ending }
-    }
-
-    fn logprobs(&self, delta: &Delta) -> Option<ChatLogprobs> {
-        self.has_logprobs.then(|| ChatLogprobs::new(&self.tokenizer, &delta.tokens))
     }
 
     fn ending(&self, delta: &Delta) -> Ending {
@@ -217,7 +211,8 @@ impl ChunkWriter for ChatWriter {
             let ending = Ending::default();
             choices.push(ChunkChoice { index, delta: role, logprobs: None, ending });
         }
-        let (logprobs, ending) = (self.logprobs(&delta), self.ending(&delta));
+        let logprobs = ChatLogprobs::new(&self.tokenizer, &delta.tokens);
+        let ending = self.ending(&delta);
         let content = (!delta.text.is_empty()).then_some(delta.text);
         let delta = MessageDelta { role: None, content };
         choices.push(ChunkChoice { index, delta, logprobs, ending });

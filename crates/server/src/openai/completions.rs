@@ -100,7 +100,6 @@ pub(crate) async fn create(
     let mut writer = CompletionWriter {
         tokenizer: Arc::clone(state.tokenizer()),
         text: template.text,
-        has_logprobs: top_logprobs.is_some(),
         echoes: (0..num_sequences).map(|i| encoded.echoes.get(i / n).cloned()).collect(),
     };
     if let Some(stream_usage) = stream {
@@ -158,18 +157,16 @@ struct CompletionChoice {
 struct CompletionWriter {
     tokenizer: Arc<Tokenizer>,
     text: TextOptions,
-    has_logprobs: bool,
     /// By sequence: what its text starts with, until it was written.
     echoes: Vec<Option<String>>,
 }
 
 impl CompletionWriter {
     fn choice(&mut self, index: usize, delta: Delta) -> CompletionChoice {
-        let logprobs = || CompletionLogprobs::new(&self.tokenizer, &delta.tokens);
         let echo = self.echoes[index].take().unwrap_or_default();
         CompletionChoice {
             index,
-            logprobs: self.has_logprobs.then(logprobs),
+            logprobs: CompletionLogprobs::new(&self.tokenizer, &delta.tokens),
             text: echo + &delta.text,
             ending: Ending::new(delta.finish.as_ref(), &self.text.stops, self.tokenizer.eos_ids()),
         }

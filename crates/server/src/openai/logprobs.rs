@@ -1,8 +1,7 @@
 //! Logprobs in the shapes of completions and of chat completions.
 
 use inflight_tokenizer::Tokenizer;
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer};
 
 use super::ApiError;
 use crate::generation::ScoredToken;
@@ -26,30 +25,46 @@ pub(crate) fn check_count(param: &'static str, count: u32) -> Result<u32, ApiErr
 pub(crate) struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
-    /// The alternatives and the chosen token itself.
-    top_logprobs: Vec<Map<String, Value>>,
+    top_logprobs: Vec<TopLogprobs>,
     /// Where tokens start, in characters of the text.
     text_offset: Vec<usize>,
 }
 
+/// The alternatives and, if it is none of them, the chosen token; an object in JSON.
+#[derive(Debug, PartialEq)]
+struct TopLogprobs(Vec<(String, f32)>);
+
+impl TopLogprobs {
+    fn new(tokenizer: &Tokenizer, scored: &ScoredToken) -> Self {
+        let mut named: Vec<(String, f32)> = Vec::with_capacity(scored.top.len() + 1);
+        for &(token, logprob) in scored.top.iter().chain(&[(scored.token, scored.logprob)]) {
+            let name = unique_name(tokenizer.token_bytes(token));
+            // Tokens may share a text; the likelier one has come before.
+            if named.iter().all(|(other, _)| *other != name) {
+                named.push((name, finite(logprob)));
+            }
+        }
+        Self(named)
+    }
+}
+
+impl Serialize for TopLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, logprob)| (name, logprob)))
+    }
+}
+
 impl CompletionLogprobs {
-    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Self {
+    /// `None` without tokens, as it is when no logprobs were asked for.
+    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Option<Self> {
         let name = |token| unique_name(tokenizer.token_bytes(token));
-        let top = |scored: &ScoredToken| {
-            let mut top: Map<String, Value> = scored
-                .top
-                .iter()
-                .map(|&(token, logprob)| (name(token), finite(logprob).into()))
-                .collect();
-            top.entry(name(scored.token)).or_insert(finite(scored.logprob).into());
-            top
-        };
-        Self {
+        let logprobs = || Self {
             tokens: tokens.iter().map(|scored| name(scored.token)).collect(),
             token_logprobs: tokens.iter().map(|scored| finite(scored.logprob)).collect(),
-            top_logprobs: tokens.iter().map(top).collect(),
+            top_logprobs: tokens.iter().map(|scored| TopLogprobs::new(tokenizer, scored)).collect(),
             text_offset: tokens.iter().map(|scored| scored.offset).collect(),
-        }
+        };
+        (!tokens.is_empty()).then(logprobs)
     }
 }
 
@@ -75,7 +90,8 @@ struct TokenLogprob {
 }
 
 impl ChatLogprobs {
-    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Self {
+    /// `None` without tokens, as it is when no logprobs were asked for.
+    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Option<Self> {
         let one = |token, logprob| {
             let text = tokenizer.token_text(token);
             TokenLogprob {
@@ -88,7 +104,7 @@ impl ChatLogprobs {
             chosen: one(scored.token, scored.logprob),
             top_logprobs: scored.top.iter().map(|&(token, logprob)| one(token, logprob)).collect(),
         });
-        Self { content: content.collect(), refusal: () }
+        (!tokens.is_empty()).then(|| Self { content: content.collect(), refusal: () })
     }
 }
 

@@ -18,6 +18,8 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 /// What OpenAI allows: 100 bans or forces a token.
 const MAX_BIAS: f32 = 100.0;
+/// OpenAI allows 2. Beyond this one all tokens are about as likely as each other.
+const MAX_TEMPERATURE: f32 = 100.0;
 /// Most sequences of one HTTP request.
 const MAX_SEQUENCES: usize = 1024;
 
@@ -74,7 +76,7 @@ impl SamplingFields {
     /// Fills in defaults and checks what the engine does not.
     pub(crate) fn resolve(self, around: &Surroundings<'_>) -> Result<SequenceTemplate, ApiError> {
         let sampling = SamplingParams {
-            temperature: self.temperature.unwrap_or(1.0),
+            temperature: resolve_temperature(self.temperature)?,
             top_k: resolve_top_k(self.top_k)?,
             top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p.unwrap_or(0.0),
@@ -152,6 +154,15 @@ impl SequenceTemplate {
         };
         SequenceSpec { request, text: self.text.clone() }
     }
+}
+
+fn resolve_temperature(temperature: Option<f32>) -> Result<f32, ApiError> {
+    let temperature = temperature.unwrap_or(1.0);
+    if !(0.0..=MAX_TEMPERATURE).contains(&temperature) {
+        let reason = format!("is {temperature}; it must be from 0 to {MAX_TEMPERATURE}");
+        return Err(ApiError::invalid("temperature", reason));
+    }
+    Ok(temperature)
 }
 
 /// vLLM writes "all" as -1, others as 0.
