@@ -104,9 +104,15 @@ fn run<B: Backend>(backend: &B, files: &ModelFiles, options: &Options) -> Result
     println!("engine ready     {:.2?}", started.elapsed());
     let (records, steps) = mpsc::sync_channel(2 * max_model_len + 10_000);
     engine.trace_to(records);
-    let started = Instant::now();
-    let requests = submit_all(&handle, options, files.config.vocab_size)?;
     let engine = thread::spawn(move || engine.run());
+    // What is only slow the first time: the device loads code when it first runs it.
+    for updates in submit_all(&handle, options, files.config.vocab_size, 2)? {
+        collect(updates)?;
+    }
+    let warm_up = steps.try_iter().count();
+    println!("warm-up          {warm_up} steps");
+    let started = Instant::now();
+    let requests = submit_all(&handle, options, files.config.vocab_size, output)?;
     let tokens = requests.into_iter().map(collect).collect::<Result<Vec<_>, _>>()?;
     let wall = started.elapsed();
     handle.drain();
@@ -134,10 +140,10 @@ fn submit_all(
     handle: &EngineHandle,
     options: &Options,
     vocab_size: usize,
+    output: usize,
 ) -> Result<Vec<mpsc::Receiver<Update>>, Failure> {
     let (num_requests, input) =
         (options.number("--requests", 32)?, options.number("--input", 256)?);
-    let output = options.number("--output", 256)?;
     let mut receivers = Vec::new();
     for request in 0..num_requests {
         let draw = |i| (philox::uniform(request as u64, i) * vocab_size as f64) as u32;

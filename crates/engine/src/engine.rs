@@ -83,7 +83,7 @@ impl<B: Backend> Engine<B> {
             compute: backend.create_stream("compute")?,
             d2h: backend.create_stream("d2h")?,
         };
-        let engine = Self {
+        let mut engine = Self {
             runner: ModelRunner::new(&backend, decoder, &config)?,
             io: IoSlots::new(&backend, &config)?,
             clock: TraceClock::start(&backend, &streams.compute)?,
@@ -99,6 +99,7 @@ impl<B: Backend> Engine<B> {
             inputs: StepInputs::default(),
             stats,
         };
+        engine.runner.prepare(&engine.backend, &engine.io, &engine.streams.compute)?;
         engine.publish_stats();
         Ok((engine, handle))
     }

@@ -53,6 +53,11 @@ impl<B: Backend> IoSlots<B> {
         Ok(Self { slots: [new()?, new()?], latest: 1 })
     }
 
+    /// Both slots.
+    pub(crate) fn ids(&self) -> [IoSlotId; 2] {
+        [IoSlotId(0), IoSlotId(1)]
+    }
+
     /// Turns to the other slot. Its last batch must have been collected.
     pub(crate) fn advance(&mut self) -> IoSlotId {
         self.latest = 1 - self.latest;

@@ -10,7 +10,7 @@ use inflight_model::{Decoder, ForwardInputs, Scratch};
 
 use crate::{
     EngineConfig,
-    io_slot::{IoSlot, IoSlotId},
+    io_slot::{IoSlot, IoSlotId, IoSlots},
 };
 
 /// The model and all device memory that steps share. Only the compute stream touches it, so one set
@@ -23,7 +23,7 @@ pub(crate) struct ModelRunner<B: Backend> {
     state: SamplingState<B>,
     block_size: usize,
     capacity: StepCapacity,
-    /// Captured when first needed. A graph knows its slot's buffers and the rows it is padded to.
+    /// A graph knows its slot's buffers and the rows it is padded to.
     graphs: HashMap<(IoSlotId, usize), Graph>,
 }
 
@@ -63,6 +63,47 @@ impl<B: Backend> ModelRunner<B> {
         })
     }
 
+    /// Captures the graphs of all steps that have one, so that no request waits for that, and has
+    /// the device prepare prefills of every order of size.
+    pub(crate) fn prepare(
+        &mut self,
+        backend: &B,
+        io: &IoSlots<B>,
+        compute: &B::Stream,
+    ) -> Result<(), BackendError> {
+        let StepCapacity { max_tokens, max_rows, .. } = self.capacity;
+        for id in io.ids() {
+            let slots = StepSlots { id, io: io.get(id), previous: io.before(id) };
+            for num_rows in 1..=max_rows {
+                let step = StepShape { num_rows, num_sampled: num_rows, ..self.prefill(num_rows) };
+                if let Some(padded) = backend.padded_shape(step, self.capacity) {
+                    self.captured(backend, &slots, padded, compute)?;
+                }
+            }
+            if self.graphs.is_empty() {
+                return Ok(()); // a device without graphs prepares nothing
+            }
+            let sizes = (0..usize::BITS).map(|exponent| 1 << exponent);
+            for num_tokens in sizes.take_while(|size| *size < max_tokens).chain([max_tokens]) {
+                // The graph itself is of no use: launching a prefill costs less than computing it.
+                self.capture(backend, &slots, self.prefill(num_tokens), compute)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A step of one row and so many tokens.
+    fn prefill(&self, num_tokens: usize) -> StepShape {
+        let StepCapacity { max_blocks, max_bias, .. } = self.capacity;
+        StepShape {
+            num_tokens,
+            num_rows: 1,
+            num_sampled: 1,
+            num_blocks: max_blocks,
+            num_bias: max_bias,
+        }
+    }
+
     /// Enqueues all of a step: by replaying a graph where the device has them for steps of this
     /// shape, else operator by operator.
     pub(crate) fn run(
@@ -76,15 +117,37 @@ impl<B: Backend> ModelRunner<B> {
             self.carry_over_and_forward(backend, slots, step, compute)?;
             return self.sample(backend, slots, step, compute);
         };
+        let graph = self.captured(backend, slots, padded, compute)?;
+        backend.replay(graph, compute)
+    }
+
+    /// The graph for a padded shape, captured now if it was not before.
+    fn captured(
+        &mut self,
+        backend: &B,
+        slots: &StepSlots<'_, B>,
+        padded: StepShape,
+        compute: &B::Stream,
+    ) -> Result<&Graph, BackendError> {
         let key = (slots.id, padded.num_rows);
         if !self.graphs.contains_key(&key) {
-            let graph = backend.capture(compute, &|| {
-                self.carry_over_and_forward(backend, slots, padded, compute)?;
-                self.sample(backend, slots, padded, compute)
-            })?;
+            let graph = self.capture(backend, slots, padded, compute)?;
             self.graphs.insert(key, graph);
         }
-        backend.replay(&self.graphs[&key], compute)
+        Ok(&self.graphs[&key])
+    }
+
+    fn capture(
+        &self,
+        backend: &B,
+        slots: &StepSlots<'_, B>,
+        step: StepShape,
+        compute: &B::Stream,
+    ) -> Result<Graph, BackendError> {
+        backend.capture(compute, &|| {
+            self.carry_over_and_forward(backend, slots, step, compute)?;
+            self.sample(backend, slots, step, compute)
+        })
     }
 
     /// Unpacks the slot, replaces carried-over tokens and computes the logits of sampled rows.

@@ -1,7 +1,7 @@
 //! NVIDIA GPUs as devices, found at run time: building needs nothing of CUDA.
 //!
-//! [`probe`], [`libraries`]: what there is. [`device`], [`memory`], [`stream`]: one GPU, its memory,
-//! its queues. [`weights`]: loading. [`gemm`]: matrix products. [`operators`]: everything else.
+//! [`probe`], [`libraries`]: what there is. [`device`], [`memory`], [`stream`], [`event`]: one GPU,
+//! its memory, its queues. [`weights`]: loading. [`gemm`]: matrix products. [`operators`]: everything else.
 //! [`graph`]: a step recorded once and launched as one. [`backend`] joins them.
 //!
 //! Weights, keys, values and what goes into matrix products are bf16; the state between layers,
@@ -14,6 +14,7 @@
 mod backend;
 mod check;
 mod device;
+mod event;
 mod gemm;
 mod graph;
 mod libraries;
@@ -25,7 +26,8 @@ mod weights;
 
 pub use backend::{CudaBackend, CudaConfig, CudaEmbedding, CudaMatrix};
 pub use device::DeviceInfo;
+pub use event::CudaEvent;
 pub use libraries::usual_library_folders;
 pub use memory::{CudaBuffer, CudaHostBuffer};
 pub use probe::{CudaProbe, probe};
-pub use stream::{CudaEvent, CudaStream};
+pub use stream::CudaStream;

@@ -1,9 +1,6 @@
-//! Streams and events.
+//! Streams.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
@@ -66,73 +63,5 @@ impl Drop for CudaStream {
             .release("cuStreamSynchronize", || unsafe { sys::cuStreamSynchronize(self.raw) });
         // SAFETY: as above.
         self.device.release("cuStreamDestroy", || unsafe { sys::cuStreamDestroy_v2(self.raw) });
-    }
-}
-
-/// A point in a stream that others can wait for.
-pub struct CudaEvent {
-    device: Arc<Device>,
-    raw: sys::CUevent,
-}
-
-// SAFETY: the driver locks events itself; any thread may record or wait.
-unsafe impl Send for CudaEvent {}
-// SAFETY: as above.
-unsafe impl Sync for CudaEvent {}
-
-impl CudaEvent {
-    /// An event with a time. With `blocking`, whoever waits for it sleeps instead of spinning.
-    pub(super) fn new(device: &Arc<Device>, blocking: bool) -> Result<Self, BackendError> {
-        device.bind()?;
-        let flags = match blocking {
-            true => sys::CUevent_flags_enum::CU_EVENT_BLOCKING_SYNC as u32,
-            false => sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32,
-        };
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` is a valid place for the result.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
-        Ok(Self { device: Arc::clone(device), raw })
-    }
-
-    pub(super) fn record(&self, stream: &CudaStream) -> Result<(), BackendError> {
-        self.device.bind()?;
-        // SAFETY: event and stream live; the driver keeps an event that is destroyed early.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
-    }
-
-    pub(super) fn hold(&self, stream: &CudaStream) -> Result<(), BackendError> {
-        self.device.bind()?;
-        // SAFETY: as in `record`.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.raw(), self.raw, 0) })
-    }
-
-    /// Blocks until the event, as last recorded, happened.
-    pub(super) fn synchronize(&self) -> Result<(), BackendError> {
-        self.device.bind()?;
-        // SAFETY: the event lives.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })?;
-        self.device.check_fault()
-    }
-
-    /// Time from this event to `later`; zero if either has not happened or they are out of order.
-    pub(super) fn elapsed_to(&self, later: &Self) -> Result<Duration, BackendError> {
-        use sys::CUresult::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY};
-        self.device.bind()?;
-        let mut ms = 0.0;
-        // SAFETY: both events live; `ms` is a valid place for the result.
-        match unsafe { sys::cuEventElapsedTime_v2(&raw mut ms, self.raw, later.raw) } {
-            CUDA_ERROR_INVALID_HANDLE | CUDA_ERROR_NOT_READY => Ok(Duration::ZERO),
-            result => {
-                check("cuEventElapsedTime", result)?;
-                Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
-            }
-        }
-    }
-}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        // SAFETY: created in `new` and destroyed once.
-        self.device.release("cuEventDestroy", || unsafe { sys::cuEventDestroy_v2(self.raw) });
     }
 }

@@ -9,9 +9,10 @@ use half::{bf16, slice::HalfFloatSliceExt};
 use super::{
     check::check,
     device::Device,
+    event::CudaEvent,
     memory::{Allocation, CudaHostBuffer, Element},
     operators::{FillNormal, Operators},
-    stream::{CudaEvent, CudaStream},
+    stream::CudaStream,
 };
 use crate::{BackendError, Dtype, HostTensor, TensorData};
 

@@ -9,10 +9,8 @@ use super::{Gemm, Plan, Problem, Product};
 use crate::{
     BackendError,
     cuda::{
-        check::check,
-        graph::CapturedGraph,
-        memory::Allocation,
-        stream::{CudaEvent, CudaStream},
+        check::check, event::CudaEvent, graph::CapturedGraph, memory::Allocation,
+        stream::CudaStream,
     },
 };
 
@@ -114,7 +112,7 @@ impl<'a> Trial<'a> {
             graph.launch(stream)?;
             self.ended.record(stream)?;
             self.ended.synchronize()?;
-            best = best.min(self.started.elapsed_to(&self.ended)?);
+            best = best.min(self.started.elapsed_to(&self.ended, stream)?);
         }
         Ok(best)
     }

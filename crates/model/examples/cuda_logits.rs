@@ -1,0 +1,137 @@
+//! Logits of whole models on the GPU, against the CPU in f32 and against double precision:
+//! `cuda_logits [CACHE_FOLDER] [MODEL.gguf EXACT.json]`.
+//!
+//! Small models of random weights cover what families do unlike each other; `EXACT.json` is
+//! `tests/default_model/exact.json`.
+
+use std::{error::Error, path::PathBuf, process::ExitCode};
+
+use inflight_backend::{
+    CpuBackend, CpuConfig, CudaBackend, CudaConfig, Dtype, WeightPrecision,
+    cuda::usual_library_folders, philox,
+};
+use inflight_model::{
+    Decoder, DummyWeights, ModelConfig, ModelFiles, Weights,
+    eval::{all_logits, logits_from},
+};
+use serde::Deserialize;
+
+type Failure = Box<dyn Error>;
+
+/// Most that logits may be off: `|out - expected| / |expected|`. Weights and activations are bf16.
+const TOLERANCE: f64 = 2e-2;
+/// Most that a logprob of the default model may be off; other engines differ by 0.28.
+const LOGPROB_TOLERANCE: f64 = 0.3;
+
+/// Families, and what sets them apart.
+const FAMILIES: [(&str, &str); 4] = [
+    ("llama", r#""architectures":["LlamaForCausalLM"],"model_type":"llama""#),
+    ("qwen2", r#""architectures":["Qwen2ForCausalLM"],"model_type":"qwen2""#),
+    ("qwen3", r#""architectures":["Qwen3ForCausalLM"],"model_type":"qwen3","head_dim":128"#),
+    (
+        "mistral",
+        r#""architectures":["MistralForCausalLM"],"model_type":"mistral","sliding_window":50"#,
+    ),
+];
+const SIZES: &str = r#""vocab_size":2000,"hidden_size":512,"num_hidden_layers":4,
+    "num_attention_heads":8,"num_key_value_heads":2,"intermediate_size":1536,
+    "rms_norm_eps":1e-5,"rope_theta":10000.0,"max_position_embeddings":4096,
+    "tie_word_embeddings":false,"hidden_act":"silu""#;
+
+fn main() -> Result<ExitCode, Failure> {
+    let mut arguments = std::env::args().skip(1);
+    let cuda = CudaBackend::new(CudaConfig {
+        ordinal: 0,
+        library_folders: usual_library_folders(|name| std::env::var_os(name)),
+        cache: arguments.next().map(PathBuf::from),
+        graphs: true,
+        blocking_waits: true,
+    })?;
+    let mut passed = true;
+    for (name, family) in FAMILIES {
+        passed &= check_family(&cuda, name, family)?;
+    }
+    if let (Some(model), Some(exact)) = (arguments.next(), arguments.next()) {
+        passed &= check_model(&cuda, model.as_ref(), &std::fs::read_to_string(exact)?)?;
+    }
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn check_family(cuda: &CudaBackend, name: &str, family: &str) -> Result<bool, Failure> {
+    let config = ModelConfig::from_json(name, &format!("{{{family},{SIZES}}}"))?;
+    let weights = Weights::Dummy(DummyWeights { seed: 3 });
+    let draw = |i| (philox::uniform(9, i) * config.vocab_size as f64) as u32;
+    let tokens: Vec<u32> = (0..150).map(draw).collect();
+    let cpu = CpuBackend::new(CpuConfig {
+        kv_dtype: Dtype::F32,
+        weights: WeightPrecision::F32,
+        ..CpuConfig::detect()
+    })?;
+    let expected = Decoder::load(&cpu, &config, &weights, 256, &mut |_| {})?;
+    let expected = all_logits(&cpu, &expected, &tokens, 64)?;
+    let decoder = Decoder::load(cuda, &config, &weights, 256, &mut |_| {})?;
+    let mut passed = true;
+    for chunk in [150, 7, 1] {
+        let logits = all_logits(cuda, &decoder, &tokens, chunk)?;
+        let error = relative_error(&logits, &expected);
+        let rows = logits.chunks_exact(config.vocab_size);
+        let rows = rows.zip(expected.chunks_exact(config.vocab_size));
+        let same = rows.filter(|(a, b)| argmax(a) == argmax(b)).count();
+        let ok = error <= TOLERANCE;
+        println!("{name:8} chunks of {chunk:3}: error {error:.2e}, argmax {same}/150, ok {ok}");
+        passed &= ok;
+    }
+    Ok(passed)
+}
+
+/// A text and what a forward pass in double precision says of it.
+#[derive(Deserialize)]
+struct Exact {
+    name: String,
+    tokens: Vec<u32>,
+    first: usize,
+    logprobs: Vec<f64>,
+    top: Vec<usize>,
+    margin: Vec<f64>,
+}
+
+fn check_model(cuda: &CudaBackend, path: &std::path::Path, exact: &str) -> Result<bool, Failure> {
+    let files = ModelFiles::open(path)?;
+    let decoder = Decoder::load(cuda, &files.config, &files.weights, 2048, &mut |_| {})?;
+    let texts: Vec<Exact> = serde_json::from_str(exact)?;
+    let mut passed = true;
+    for Exact { name, tokens, first, logprobs, top, margin } in &texts {
+        let (tokens, targets) = (&tokens[..tokens.len() - 1], &tokens[*first..]);
+        let logits = logits_from(cuda, &decoder, tokens, first - 1, 256)?;
+        let rows = logits.chunks_exact(files.config.vocab_size);
+        let (mut worst, mut parted, mut wrong) = (0f64, 0, 0);
+        for (i, row) in rows.enumerate() {
+            worst = worst.max((logprob(row, targets[i]) - logprobs[i]).abs());
+            if argmax(row) != top[i] {
+                parted += 1;
+                wrong += usize::from(margin[i] > LOGPROB_TOLERANCE);
+            }
+        }
+        let ok = worst < LOGPROB_TOLERANCE && wrong == 0;
+        let num = targets.len();
+        println!("{name:20} logprobs off by {worst:.3}, {parted} of {num} tops differ, ok {ok}");
+        passed &= ok;
+    }
+    Ok(passed)
+}
+
+fn relative_error(out: &[f32], expected: &[f32]) -> f64 {
+    let square = |value: f32| f64::from(value) * f64::from(value);
+    let difference: f64 = out.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    (difference / expected.iter().map(|value| square(*value)).sum::<f64>()).sqrt()
+}
+
+fn argmax(row: &[f32]) -> usize {
+    (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap_or(0)
+}
+
+fn logprob(row: &[f32], id: u32) -> f64 {
+    let max = f64::from(row[argmax(row)]);
+    let sum: f64 = row.iter().map(|logit| (f64::from(*logit) - max).exp()).sum();
+    f64::from(row[id as usize]) - max - sum.ln()
+}
