@@ -182,9 +182,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_model_len: Option<NonZeroUsize>,
 
-    /// Most sequences in a batch; more serve more clients at once, each of them slower
-    #[arg(long, default_value = "64", value_name = "SEQUENCES")]
-    pub(crate) max_num_seqs: NonZeroUsize,
+    /// Most sequences in a batch; more serve more clients at once, each of them slower [default: 64
+    /// for serve, otherwise 1]
+    #[arg(long, value_name = "SEQUENCES")]
+    pub(crate) max_num_seqs: Option<NonZeroUsize>,
 
     /// Most tokens in a batch; more make long prompts quicker and the others' next token slower
     #[arg(long, default_value = "512", value_name = "TOKENS")]

@@ -10,12 +10,13 @@ use crate::answer::{Question, answer};
 use crate::args::{ChatArgs, SamplingArgs};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
+use crate::resolve::Workload;
 use crate::run::print;
 use crate::start::{Running, start};
 
 pub(crate) fn chat(args: ChatArgs) -> Result<()> {
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
-    let running = start(&model, &args.engine, 0)?;
+    let running = start(&model, &args.engine, Workload::ALONE)?;
     running.tokenizer.chat_template()?;
     let is_watched = io::stdin().is_terminal();
     if is_watched {

@@ -1,6 +1,7 @@
 //! Arguments, the model and the machine to a frozen configuration: no `auto`, no `None`.
 
 use std::fs;
+use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, ensure};
 use inflight_backend::{CpuConfig, Dtype, SimdLevel, WeightPrecision};
@@ -19,6 +20,25 @@ const KV_CACHE_SHARE: u64 = 4;
 pub(crate) struct Machine {
     pub(crate) num_cores: usize,
     pub(crate) memory_bytes: u64,
+}
+
+/// What a command needs of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Workload {
+    /// Sequences in a batch, unless told otherwise.
+    pub(crate) usual_num_seqs: usize,
+    /// Requests that may wait beside those that run.
+    pub(crate) max_queue: usize,
+}
+
+impl Workload {
+    /// One request after the other.
+    pub(crate) const ALONE: Self = Self { usual_num_seqs: 1, max_queue: 0 };
+
+    /// Many clients.
+    pub(crate) fn serving(max_queue: usize) -> Self {
+        Self { usual_num_seqs: 64, max_queue }
+    }
 }
 
 /// Everything that is fixed when the engine starts.
@@ -43,10 +63,10 @@ fn parse_memory(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Resolves `args` for a model. `max_queue`: requests that may wait beside those that run.
+/// Resolves `args` for a command, a model and a machine.
 pub(crate) fn resolve(
     args: &EngineArgs,
-    max_queue: usize,
+    workload: Workload,
     model: &ModelConfig,
     machine: Machine,
 ) -> Result<Resolved> {
@@ -61,7 +81,8 @@ pub(crate) fn resolve(
     };
     let num_threads = args.threads.map_or(machine.num_cores, |threads| threads.get() as usize);
     let max_model_len = resolve_max_model_len(args, model)?;
-    let (max_num_seqs, block_size) = (args.max_num_seqs.get(), args.block_size.get());
+    let max_num_seqs = args.max_num_seqs.map_or(workload.usual_num_seqs, NonZeroUsize::get);
+    let block_size = args.block_size.get();
     let max_num_batched_tokens = args.max_num_batched_tokens.get();
     ensure!(
         max_num_batched_tokens >= max_num_seqs,
@@ -90,7 +111,7 @@ pub(crate) fn resolve(
         max_model_len,
         block_size,
         num_blocks,
-        max_outstanding: max_num_seqs.saturating_add(max_queue),
+        max_outstanding: max_num_seqs.saturating_add(workload.max_queue),
     };
     let cpu = CpuConfig { num_threads, kv_dtype, weights, simd: SimdLevel::detect() };
     Ok(Resolved { cpu, engine })
@@ -98,7 +119,7 @@ pub(crate) fn resolve(
 
 fn resolve_max_model_len(args: &EngineArgs, model: &ModelConfig) -> Result<usize> {
     let made_for = model.max_position;
-    let asked = args.max_model_len.map_or(made_for, |len| len.get());
+    let asked = args.max_model_len.map_or(made_for, NonZeroUsize::get);
     ensure!(
         asked <= made_for,
         "--max-model-len is {asked}, but the model was made for {made_for} tokens"
@@ -150,7 +171,7 @@ mod tests {
         let Command::Serve(args) = Cli::try_parse_from(arguments)?.command else {
             panic!("another command")
         };
-        resolve(&args.engine, args.max_queue, &model(), MACHINE)
+        resolve(&args.engine, Workload::serving(args.max_queue), &model(), MACHINE)
     }
 
     #[test]
@@ -168,6 +189,17 @@ mod tests {
             max_outstanding: 64 + 1024,
         };
         assert_eq!(engine, expected, "64 full sequences take 32 MiB of the quarter of 1 GiB");
+    }
+
+    #[test]
+    fn one_request_needs_one_sequence() {
+        let arguments = ["inflight", "run", "model.gguf", "Hi"];
+        let Command::Run(args) = Cli::try_parse_from(arguments).unwrap().command else {
+            panic!("another command")
+        };
+        let engine = resolve(&args.engine, Workload::ALONE, &model(), MACHINE).unwrap().engine;
+        assert_eq!((engine.max_num_seqs, engine.max_outstanding), (1, 1));
+        assert_eq!(engine.num_blocks, 4096 / 16);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::answer::{Question, answer};
 use crate::args::RunArgs;
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
+use crate::resolve::Workload;
 use crate::start::start;
 
 pub(crate) fn run(args: RunArgs) -> Result<()> {
@@ -22,7 +23,7 @@ pub(crate) fn run(args: RunArgs) -> Result<()> {
     );
     let text = if args.prompt == "-" { read_stdin()? } else { args.prompt.clone() };
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
-    let running = start(&model, &args.engine, 0)?;
+    let running = start(&model, &args.engine, Workload::ALONE)?;
     let (prompt, position) = encode(&running.tokenizer, &args, &text)?;
     let question = Question { prompt, position, sampling: &args.sampling, seed: args.engine.seed };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

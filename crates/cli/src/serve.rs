@@ -11,6 +11,7 @@ use tokio::net::TcpSocket;
 use crate::args::ServeArgs;
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
+use crate::resolve::Workload;
 use crate::signals::shutdown_requested;
 use crate::start::{Running, start};
 
@@ -21,7 +22,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     // Before the model is loaded: a port that is taken should not cost minutes.
     let socket = bind(&args.host, args.port)?;
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
-    let running = start(&model, &args.engine, args.max_queue)?;
+    let running = start(&model, &args.engine, Workload::serving(args.max_queue))?;
     let mut config = ServerConfig::new(model.name);
     if !args.served_model_name.is_empty() {
         config.model_names = args.served_model_name;

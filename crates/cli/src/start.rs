@@ -13,7 +13,7 @@ use inflight_tokenizer::Tokenizer;
 use crate::args::{EngineArgs, LoadFormat};
 use crate::models::LocalModel;
 use crate::progress::LoadingBar;
-use crate::resolve::{Machine, Resolved, resolve};
+use crate::resolve::{Machine, Resolved, Workload, resolve};
 use crate::summary::Summary;
 use crate::text::load_tokenizer;
 use crate::trace_file::TraceFile;
@@ -27,14 +27,14 @@ pub(crate) struct Running {
     trace: Option<TraceFile>,
 }
 
-/// Loads a model and starts its engine. `max_queue`: requests that may wait.
-pub(crate) fn start(model: &LocalModel, args: &EngineArgs, max_queue: usize) -> Result<Running> {
+/// Loads a model and starts its engine.
+pub(crate) fn start(model: &LocalModel, args: &EngineArgs, workload: Workload) -> Result<Running> {
     let trace = args.trace_file.as_deref().map(TraceFile::create).transpose()?;
     let files = match args.load_format {
         LoadFormat::Auto => ModelFiles::open(&model.path)?,
         LoadFormat::Dummy => ModelFiles::dummy(&model.path, args.seed)?,
     };
-    let resolved = resolve(args, max_queue, &files.config, Machine::detect())?;
+    let resolved = resolve(args, workload, &files.config, Machine::detect())?;
     let tokenizer = Arc::new(load_tokenizer(&files)?);
     let backend = CpuBackend::new(resolved.cpu.clone())?;
     let decoder = load(&backend, &files, &resolved, args.no_progress)?;
