@@ -1,21 +1,21 @@
 //! CPU memory that streams share, with a check that they never use it at odds.
 
 use std::{
-    alloc::{Layout, alloc_zeroed, dealloc},
     marker::PhantomData,
     ops::{Deref, DerefMut},
     ptr::NonNull,
 };
 
 use half::{bf16, f16};
+use memmap2::MmapMut;
 
 use crate::{
     BackendError,
     sync::{Arc, AtomicI32, Ordering},
 };
 
-/// One cache line, and one AVX-512 register.
-const ALIGNMENT: usize = 64;
+/// From this size on a buffer may use huge pages: fewer TLB misses while a KV cache is read.
+const MIN_HUGE_BYTES: usize = 4 << 20;
 
 /// Types for which every bit pattern is a value, so that zeroed and reinterpreted memory is valid.
 ///
@@ -45,8 +45,9 @@ pub struct CpuBuffer {
 
 struct Allocation {
     label: &'static str,
+    /// First byte of `memory`; page-aligned.
     start: NonNull<u8>,
-    layout: Layout,
+    memory: MmapMut,
     /// Number of readers, or -1 for a writer.
     lease: AtomicI32,
 }
@@ -60,11 +61,12 @@ impl CpuBuffer {
     /// `bytes` bytes of zeros; pages are not touched, so unused memory costs nothing.
     pub(crate) fn zeroed(label: &'static str, bytes: usize) -> Result<Self, BackendError> {
         let fail = || BackendError::OutOfMemory { device: "cpu", what: label.to_string(), bytes };
-        let layout =
-            Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).map_err(|_| fail())?;
-        // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(fail)?;
-        let allocation = Allocation { label, start, layout, lease: AtomicI32::new(0) };
+        let mut memory = MmapMut::map_anon(bytes.max(1)).map_err(|_| fail())?;
+        if bytes >= MIN_HUGE_BYTES {
+            advise_huge_pages(&memory);
+        }
+        let start = NonNull::new(memory.as_mut_ptr()).ok_or_else(fail)?;
+        let allocation = Allocation { label, start, memory, lease: AtomicI32::new(0) };
         Ok(Self { allocation: Arc::new(allocation) })
     }
 
@@ -96,16 +98,18 @@ impl CpuBuffer {
 
 impl Allocation {
     fn len<T>(&self) -> usize {
-        self.layout.size() / size_of::<T>()
+        self.memory.len() / size_of::<T>()
     }
 }
 
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout; no handle is left, hence no lease.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
-    }
+#[cfg(target_os = "linux")]
+fn advise_huge_pages(memory: &MmapMut) {
+    // Only advice: a kernel without huge pages is slower, not wrong.
+    let _ = memory.advise(memmap2::Advice::HugePage);
 }
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge_pages(_memory: &MmapMut) {}
 
 /// Shared access to a buffer's elements.
 pub(crate) struct ReadLease<'a, T> {
@@ -118,7 +122,7 @@ impl<T: Element> Deref for ReadLease<'_, T> {
 
     fn deref(&self) -> &[T] {
         let start = self.allocation.start.as_ptr().cast();
-        // SAFETY: the memory is initialised, aligned to 64 and `len` elements long; any bits are a
+        // SAFETY: the memory is initialised, page-aligned and `len` elements long; any bits are a
         // valid T; the lease keeps writers out while it lives.
         unsafe { std::slice::from_raw_parts(start, self.allocation.len::<T>()) }
     }
