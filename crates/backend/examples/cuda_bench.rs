@@ -23,6 +23,8 @@ const FFN: usize = 14336;
 const VOCAB: usize = 128_256;
 const SHAPE: AttentionShape =
     AttentionShape { num_heads: 32, num_kv_heads: 8, head_dim: 128, block_size: 16 };
+/// Most rows that attention is timed with: more are tokens of a prefill.
+const MAX_DECODE_ROWS: usize = 256;
 /// Context lengths that attention is timed at.
 const CONTEXTS: [usize; 3] = [512, 2048, 4096];
 
@@ -77,7 +79,10 @@ struct Timing {
 
 impl<'a> Bench<'a> {
     fn new(backend: &'a CudaBackend, max_rows: usize) -> Result<Self, Failure> {
-        let kv_len = max_rows * (CONTEXTS[2] + 16) * SHAPE.num_kv_heads * SHAPE.head_dim;
+        let kv_len = max_rows.min(MAX_DECODE_ROWS)
+            * (CONTEXTS[2] + 16)
+            * SHAPE.num_kv_heads
+            * SHAPE.head_dim;
         let layer = |i: u64| {
             let matrix = |rows, cols, j| backend.load_matrix(&[random(rows, cols, 10 * i + j)]);
             let kv = |label| backend.alloc_kv(label, kv_len);
@@ -101,21 +106,23 @@ impl<'a> Bench<'a> {
             state: backend.alloc_f32("state", max_rows * HIDDEN)?,
             narrow: backend.alloc_activations("narrow", max_rows * FFN)?,
             wide: backend.alloc_activations("wide", max_rows * 2 * FFN)?,
-            logits: backend.alloc_f32("logits", max_rows * VOCAB)?,
+            logits: backend.alloc_f32("logits", max_rows.min(MAX_DECODE_ROWS) * VOCAB)?,
             backend,
         })
     }
 
     fn run(&self, num_rows: usize) -> Result<(), Failure> {
         let mut timings = self.dense(num_rows)?;
-        for context_len in CONTEXTS {
+        for context_len in CONTEXTS.into_iter().filter(|_| num_rows <= MAX_DECODE_ROWS) {
             timings.extend(self.context(num_rows, context_len)?);
         }
-        println!("\n{num_rows} rows                      us      GB/s   of copy");
+        println!("\n{num_rows:<4} rows                       us      GB/s   of copy   TFLOP/s");
         for Timing { name, time, bytes } in &timings {
             let rate = *bytes as f64 / time.as_secs_f64();
             let us = time.as_secs_f64() * 1e6;
-            println!("{name:24} {us:9.2} {:9.0} {:8.1} %", rate / 1e9, rate / BANDWIDTH * 100.0);
+            let flops = *bytes as f64 * num_rows as f64 / time.as_secs_f64() / 1e12;
+            let share = rate / BANDWIDTH * 100.0;
+            println!("{name:24} {us:9.2} {:9.0} {share:8.1} % {flops:9.1}", rate / 1e9);
         }
         Ok(())
     }
@@ -137,7 +144,13 @@ impl<'a> Bench<'a> {
                 self.product(num_rows, narrow, &layer.down, state, true)
             })?,
             self.time("logits", weights(VOCAB, HIDDEN), &|_| {
-                self.product(num_rows, narrow, &self.output, &self.logits, false)
+                self.product(
+                    num_rows.min(MAX_DECODE_ROWS),
+                    narrow,
+                    &self.output,
+                    &self.logits,
+                    false,
+                )
             })?,
             self.time("rms_norm", num_rows * HIDDEN * 6, &|_| {
                 let (x, weight, out) = (state, &self.vector, narrow);

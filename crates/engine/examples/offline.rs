@@ -3,7 +3,7 @@
 //! ```text
 //! offline --dummy CONFIG.json | --model FILE  [--device cuda|cpu] [--requests 32] [--input 256]
 //!         [--output 256] [--no-overlap] [--no-graphs] [--spin] [--cache FOLDER] [--chunk 2048]
-//!         [--sampled | --penalised] [--tokens FILE]
+//!         [--sampled | --penalised] [--cold] [--tokens FILE]
 //! ```
 
 use std::{
@@ -104,15 +104,21 @@ fn run<B: Backend>(backend: &B, files: &ModelFiles, options: &Options) -> Result
     println!("engine ready     {:.2?}", started.elapsed());
     let (records, steps) = mpsc::sync_channel(2 * max_model_len + 10_000);
     engine.trace_to(records);
-    let engine = thread::spawn(move || engine.run());
-    // What is only slow the first time: the device loads code when it first runs it.
-    for updates in submit_all(&handle, options, files.config.vocab_size, 2)? {
-        collect(updates)?;
+    let vocab_size = files.config.vocab_size;
+    // Submitted before the engine runs, requests meet the same schedule with overlap as without.
+    let (mut requests, mut started) = (Vec::new(), Instant::now());
+    if options.has("--cold") {
+        requests = submit_all(&handle, options, vocab_size, output)?;
     }
-    let warm_up = steps.try_iter().count();
-    println!("warm-up          {warm_up} steps");
-    let started = Instant::now();
-    let requests = submit_all(&handle, options, files.config.vocab_size, output)?;
+    let engine = thread::spawn(move || engine.run());
+    if !options.has("--cold") {
+        // What is only slow the first time: the device loads code when it first runs it.
+        let warm_up = submit_all(&handle, options, vocab_size, 2)?;
+        warm_up.into_iter().try_for_each(|updates| collect(updates).map(|_| ()))?;
+        println!("warm-up          {} steps", steps.try_iter().count());
+        started = Instant::now();
+        requests = submit_all(&handle, options, vocab_size, output)?;
+    }
     let tokens = requests.into_iter().map(collect).collect::<Result<Vec<_>, _>>()?;
     let wall = started.elapsed();
     handle.drain();

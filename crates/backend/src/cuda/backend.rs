@@ -1,7 +1,6 @@
 //! A GPU's [`Backend`]: checks arguments against buffers and enqueues.
 
 use std::{
-    cell::Cell,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
@@ -13,11 +12,13 @@ use super::{
     check::check,
     device::{Device, DeviceInfo},
     event::CudaEvent,
-    gemm::{Gemm, Product},
+    gemm::{Bias, Gemm, Product},
     graph::{self, CapturedGraph},
+    loaded::KernelLoader,
     memory::{Allocation, CudaBuffer, CudaHostBuffer, Element},
     operators::{Gather, Operators},
     probe::{CudaProbe, check_capability, probe, version},
+    rehearsal,
     stream::CudaStream,
     weights::WeightLoader,
 };
@@ -83,11 +84,6 @@ pub struct CudaEmbedding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TensorIdentity(usize, usize, Vec<usize>);
 
-thread_local! {
-    /// Whether operators only prepare what capturing them will need.
-    static REHEARSING: Cell<bool> = const { Cell::new(false) };
-}
-
 impl CudaBackend {
     /// Opens the GPU that `config` names and compiles the kernels that all models need.
     ///
@@ -103,8 +99,9 @@ impl CudaBackend {
         let device = Device::open(config.ordinal, found.driver_version)?;
         check_capability(&device.info.name, device.info.compute_capability)?;
         let cache = config.cache.as_deref();
-        let gemm = Gemm::new(&device, found.cublaslt_version, cache)?;
-        let operators = Operators::new(&device, cache)?;
+        let kernels = Arc::new(KernelLoader::new(&device, cache)?);
+        let gemm = Gemm::new(&kernels, found.cublaslt_version, cache)?;
+        let operators = Operators::new(&kernels)?;
         let (loader, table) = (Mutex::new(None), Mutex::new(None));
         let clock = CudaStream::new(&device)?;
         let shared = Shared { config, found, device, gemm, operators, clock, loader, table };
@@ -182,9 +179,12 @@ impl CudaBackend {
         let (n, k) = (weight.rows, weight.cols);
         assert!(x.element() == Element::Bf16 && x.len() >= num_rows * k, "matmul: x is too short");
         assert!(out.len() >= num_rows * n, "matmul: out is too short");
-        let bias = bias.map(|bias| match out.element() {
-            Element::Bf16 => bias.bf16_address().expect("a bias is a vector"),
-            Element::F32 | Element::Word => bias.address(),
+        let bias = bias.map(|bias| Bias {
+            f32: bias.address(),
+            like_out: match out.element() {
+                Element::Bf16 => bias.bf16_address().expect("a bias is a vector"),
+                Element::F32 | Element::Word => bias.address(),
+            },
         });
         Product {
             x: x.address(),
@@ -198,11 +198,6 @@ impl CudaBackend {
             accumulate,
         }
     }
-}
-
-/// Whether operators only prepare what capturing them will need.
-pub(super) fn is_rehearsing() -> bool {
-    REHEARSING.get()
 }
 
 impl TensorIdentity {
@@ -413,7 +408,7 @@ impl Backend for CudaBackend {
     fn matmul(&self, args: Matmul<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
         let product = self.product(&args);
         self.shared.gemm.prepare(&product, stream)?;
-        if is_rehearsing() {
+        if rehearsal::is_on() {
             return Ok(());
         }
         self.shared.gemm.enqueue(&product, stream)
@@ -473,10 +468,7 @@ impl Backend for CudaBackend {
         enqueue: &dyn Fn() -> Result<(), BackendError>,
     ) -> Result<Graph, BackendError> {
         // Whatever needs memory or time on the device is prepared now: a capture allows neither.
-        REHEARSING.set(true);
-        let rehearsed = enqueue();
-        REHEARSING.set(false);
-        rehearsed?;
+        rehearsal::run(enqueue)?;
         Ok(Graph::new(CapturedGraph::capture(&self.shared.device, stream, enqueue)?))
     }
 

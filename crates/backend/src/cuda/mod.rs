@@ -1,8 +1,9 @@
 //! NVIDIA GPUs as devices, found at run time: building needs nothing of CUDA.
 //!
 //! [`probe`], [`libraries`]: what there is. [`device`], [`memory`], [`stream`], [`event`]: one GPU,
-//! its memory, its queues. [`weights`]: loading. [`gemm`]: matrix products. [`operators`]: everything else.
-//! [`graph`]: a step recorded once and launched as one. [`backend`] joins them.
+//! its memory, its queues. [`weights`]: loading. [`loaded`]: kernels. [`gemm`]: matrix products.
+//! [`operators`]: all else. [`graph`], [`rehearsal`]: a step recorded once and launched as one.
+//! [`backend`] joins them.
 //!
 //! Weights, keys, values and what goes into matrix products are bf16; the state between layers,
 //! logits and every sum are f32.
@@ -12,15 +13,18 @@
 //! what one needs for that is prepared when it is first used, outside of any capture.
 
 mod backend;
+mod by_key;
 mod check;
 mod device;
 mod event;
 mod gemm;
 mod graph;
 mod libraries;
+mod loaded;
 mod memory;
 mod operators;
 mod probe;
+mod rehearsal;
 mod stream;
 mod weights;
 

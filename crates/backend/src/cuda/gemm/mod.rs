@@ -1,11 +1,15 @@
-//! Matrix products by cuBLASLt: `y = x * weight^T`, bf16 in, f32 accumulation.
+//! Matrix products, mostly by cuBLASLt: `y = x * weight^T`, bf16 in, f32 accumulation.
 //!
 //! cuBLASLt is column-major: `x [m, k]` row-major is `k x m`, `weight [n, k]` is `k x n`, and
 //! `y [m, n]` is `n x m`, so the product asked for is `y = op(weight) * x` with `op` a transposition.
 //!
-//! [`descriptor`]: what cuBLASLt is told. [`problem`]: which products share an algorithm. [`tune`]:
-//! the fastest algorithm, timed with a cold L2. [`store`]: the choices of earlier runs.
+//! Very few rows are also tried with a kernel of our own, [`inflight_kernels::ops::gemv`].
+//!
+//! [`problem`]: which products are computed alike. [`descriptor`]: what cuBLASLt is told.
+//! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold L2.
+//! [`store`]: the choices of earlier runs.
 
+mod candidates;
 mod descriptor;
 mod problem;
 mod store;
@@ -18,21 +22,31 @@ use std::{
 };
 
 use cudarc::{cublaslt::sys as lt, driver::sys};
+use inflight_kernels::{
+    Element as KernelElement,
+    ops::gemv::{Gemv, GemvParams},
+};
 pub(super) use problem::{Problem, row_bucket};
-use store::AlgorithmStore;
+use store::MethodStore;
 
 use self::descriptor::{Layouts, ProductDescriptor};
 use super::{
+    by_key::ByKey,
     check::{check_blas, lost},
     device::Device,
+    loaded::{KernelLoader, Loaded, unsupported},
     memory::{Allocation, Element},
-    stream::{CudaStream, WORKSPACE_BYTES},
+    rehearsal,
+    stream::CudaStream,
 };
 use crate::BackendError;
 
-/// cuBLASLt, and the algorithm of every product met so far.
+/// cuBLASLt, our own kernels, and how every product met so far is computed.
 pub(super) struct Gemm {
     device: Arc<Device>,
+    loader: Arc<KernelLoader>,
+    /// By rows, whether the output is f32, and whether it is added to.
+    gemv: ByKey<(usize, bool, bool), Loaded<Gemv>>,
     handle: lt::cublasLtHandle_t,
     state: Mutex<State>,
 }
@@ -41,13 +55,31 @@ struct State {
     plans: HashMap<Problem, Plan>,
     /// Matrices of the same shape, between which tuning turns so that none is in the L2 cache.
     weights: HashMap<(usize, usize), Vec<Weak<Allocation>>>,
-    store: AlgorithmStore,
+    store: MethodStore,
 }
 
 /// How products of one [`Problem`] are computed.
 struct Plan {
     descriptor: ProductDescriptor,
-    algorithm: lt::cublasLtMatmulAlgo_t,
+    method: Method,
+}
+
+/// What can compute a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    /// cuBLASLt, by one of its algorithms.
+    Library(lt::cublasLtMatmulAlgo_t),
+    /// Our kernel for very few rows.
+    Gemv,
+}
+
+/// A bias, `[n]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bias {
+    /// As f32, for our kernels.
+    pub(super) f32: sys::CUdeviceptr,
+    /// In the output's type, for cuBLASLt.
+    pub(super) like_out: sys::CUdeviceptr,
 }
 
 /// One product's operands.
@@ -57,8 +89,7 @@ pub(super) struct Product {
     pub(super) x: sys::CUdeviceptr,
     /// `[n, k]`, bf16.
     pub(super) weight: sys::CUdeviceptr,
-    /// `[n]`, of the output's type.
-    pub(super) bias: Option<sys::CUdeviceptr>,
+    pub(super) bias: Option<Bias>,
     /// `[num_rows, n]`.
     pub(super) out: sys::CUdeviceptr,
     pub(super) out_element: Element,
@@ -77,17 +108,24 @@ unsafe impl Sync for Gemm {}
 impl Gemm {
     /// `cache` holds the choices of earlier runs, if it is a folder that can be written.
     pub(super) fn new(
-        device: &Arc<Device>,
+        loader: &Arc<KernelLoader>,
         cublaslt_version: usize,
         cache: Option<&Path>,
     ) -> Result<Self, BackendError> {
+        let device = &loader.device;
         device.bind()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` is a valid place for the result; destroyed in `drop`.
         check_blas("cublasLtCreate", unsafe { lt::cublasLtCreate(&raw mut handle) })?;
-        let store = AlgorithmStore::open(cache, &device.info, cublaslt_version);
+        let store = MethodStore::open(cache, &device.info, cublaslt_version);
         let state = State { plans: HashMap::new(), weights: HashMap::new(), store };
-        Ok(Self { device: Arc::clone(device), handle, state: Mutex::new(state) })
+        Ok(Self {
+            device: Arc::clone(device),
+            loader: Arc::clone(loader),
+            gemv: ByKey::default(),
+            handle,
+            state: Mutex::new(state),
+        })
     }
 
     /// Tells of a matrix that products will be made with.
@@ -109,6 +147,9 @@ impl Gemm {
         if !state.plans.contains_key(&problem) {
             let plan = self.plan(&mut state, problem, stream)?;
             state.plans.insert(problem, plan);
+        }
+        if state.plans.get(&problem).is_some_and(|plan| plan.method == Method::Gemv) {
+            self.gemv(product)?; // loads it
         }
         Ok(())
     }
@@ -132,8 +173,34 @@ impl Gemm {
         product: &Product,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
+        match &plan.method {
+            Method::Library(algorithm) => {
+                self.launch_library(&plan.descriptor, algorithm, product, stream)
+            }
+            Method::Gemv => self.gemv(product)?.launch(&gemv_params(product), stream),
+        }
+    }
+
+    /// Our kernel for products like this one.
+    fn gemv(&self, product: &Product) -> Result<Arc<Loaded<Gemv>>, BackendError> {
+        let (num_rows, accumulate) = (product.num_rows, product.accumulate);
+        let f32_out = product.out_element != Element::Bf16;
+        self.gemv.get((num_rows, f32_out, accumulate), || {
+            let num_rows = u32::try_from(num_rows).unwrap_or(u32::MAX);
+            let out = if f32_out { KernelElement::F32 } else { KernelElement::Bf16 };
+            self.loader.load(Gemv::new(num_rows, out, accumulate).map_err(unsupported)?)
+        })
+    }
+
+    fn launch_library(
+        &self,
+        descriptor: &ProductDescriptor,
+        algorithm: &lt::cublasLtMatmulAlgo_t,
+        product: &Product,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
         if let Some(bias) = product.bias {
-            plan.descriptor.set_bias(bias)?;
+            descriptor.set_bias(bias.like_out)?;
         }
         let layouts = Layouts::new(product.num_rows, product.n, product.k, product.out_element)?;
         let workspace = stream.workspace()?;
@@ -144,7 +211,7 @@ impl Gemm {
         let status = unsafe {
             lt::cublasLtMatmul(
                 self.handle,
-                plan.descriptor.raw(),
+                descriptor.raw(),
                 (&raw const alpha).cast(),
                 weight,
                 layouts.weight.raw(),
@@ -155,7 +222,7 @@ impl Gemm {
                 layouts.out.raw(),
                 product.out as *mut _,
                 layouts.out.raw(),
-                &raw const plan.algorithm,
+                algorithm,
                 workspace.address() as *mut _,
                 workspace.bytes(),
                 stream.raw().cast(),
@@ -164,7 +231,7 @@ impl Gemm {
         check_blas("cublasLtMatmul", status)
     }
 
-    /// The stored choice if it still works, else the fastest of cuBLASLt's proposals.
+    /// The stored choice if it still works, else the fastest of what could compute the problem.
     fn plan(
         &self,
         state: &mut State,
@@ -172,93 +239,37 @@ impl Gemm {
         stream: &CudaStream,
     ) -> Result<Plan, BackendError> {
         let descriptor = ProductDescriptor::new(problem.bias.then(|| problem.out_element()))?;
-        if let Some(algorithm) = state.store.get(&problem)
-            && self.is_usable(&descriptor, problem, &algorithm)?
+        if let Some(method) = state.store.get(&problem)
+            && self.is_usable(&descriptor, problem, method)?
         {
-            return Ok(Plan { descriptor, algorithm });
+            return Ok(Plan { descriptor, method });
         }
         let candidates = self.candidates(&descriptor, problem)?;
-        let mut plan = Plan { descriptor, algorithm: candidates[0] };
+        let mut plan = Plan { descriptor, method: candidates[0] };
         let weights = state.weights.get(&(problem.n, problem.k));
         let weights: Vec<_> = weights.into_iter().flatten().filter_map(Weak::upgrade).collect();
         if candidates.len() > 1 && !weights.is_empty() {
-            plan = self.fastest(plan, &candidates, problem, &weights, stream)?;
+            let tune = || self.fastest(plan, &candidates, problem, &weights, stream);
+            plan = rehearsal::pause(tune)?;
         }
-        state.store.put(problem, plan.algorithm);
+        state.store.put(problem, plan.method);
         Ok(plan)
-    }
-
-    /// Whether cuBLASLt takes `algorithm` for `problem`, in the working memory there is.
-    fn is_usable(
-        &self,
-        descriptor: &ProductDescriptor,
-        problem: Problem,
-        algorithm: &lt::cublasLtMatmulAlgo_t,
-    ) -> Result<bool, BackendError> {
-        let layouts = problem.layouts()?;
-        let mut result = std::mem::MaybeUninit::<lt::cublasLtMatmulHeuristicResult_t>::zeroed();
-        // SAFETY: all descriptors live; `result` is a valid place for the result.
-        let status = unsafe {
-            lt::cublasLtMatmulAlgoCheck(
-                self.handle,
-                descriptor.raw(),
-                layouts.weight.raw(),
-                layouts.x.raw(),
-                layouts.out.raw(),
-                layouts.out.raw(),
-                algorithm,
-                result.as_mut_ptr(),
-            )
-        };
-        // SAFETY: zeroed, and of plain numbers: every field is initialised.
-        let result = unsafe { result.assume_init() };
-        let ok = status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
-        Ok(ok && result.workspaceSize <= WORKSPACE_BYTES)
-    }
-
-    /// cuBLASLt's proposals for `problem`, the one it thinks best first; at least one.
-    fn candidates(
-        &self,
-        descriptor: &ProductDescriptor,
-        problem: Problem,
-    ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, BackendError> {
-        let preference = descriptor::Preference::new()?;
-        let layouts = problem.layouts()?;
-        // SAFETY: plain numbers, for which zeros are values.
-        let mut found: [lt::cublasLtMatmulHeuristicResult_t; tune::MAX_CANDIDATES] =
-            unsafe { std::mem::zeroed() };
-        let mut num_found = 0;
-        // SAFETY: all descriptors live; `found` has as many places as are asked for.
-        let status = unsafe {
-            lt::cublasLtMatmulAlgoGetHeuristic(
-                self.handle,
-                descriptor.raw(),
-                layouts.weight.raw(),
-                layouts.x.raw(),
-                layouts.out.raw(),
-                layouts.out.raw(),
-                preference.raw(),
-                tune::MAX_CANDIDATES as i32,
-                found.as_mut_ptr(),
-                &raw mut num_found,
-            )
-        };
-        check_blas("cublasLtMatmulAlgoGetHeuristic", status)?;
-        let num_found = usize::try_from(num_found).unwrap_or(0);
-        let works = |result: &&lt::cublasLtMatmulHeuristicResult_t| {
-            result.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
-                && result.workspaceSize <= WORKSPACE_BYTES
-        };
-        let usable: Vec<_> =
-            found[..num_found].iter().filter(works).map(|result| result.algo).collect();
-        if usable.is_empty() {
-            return Err(lost("cuBLASLt", &format!("no algorithm for {problem}")));
-        }
-        Ok(usable)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn gemv_params(product: &Product) -> GemvParams {
+    let word = |value: usize| u32::try_from(value).expect("sides of matrices fit 32 bits");
+    GemvParams {
+        x: product.x,
+        weight: product.weight,
+        bias: product.bias.map_or(0, |bias| bias.f32),
+        out: product.out,
+        rows: word(product.n),
+        cols: word(product.k),
     }
 }
 

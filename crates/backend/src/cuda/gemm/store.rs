@@ -1,4 +1,4 @@
-//! The algorithms that earlier runs found fastest, in a text file of one line each.
+//! What earlier runs found fastest, in a text file of one line each.
 //!
 //! cuBLASLt's algorithms are opaque words that mean something to one version of it only, so the
 //! file's name says GPU, driver and cuBLASLt. A file that cannot be read or written is no error:
@@ -13,19 +13,21 @@ use std::{
 
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 
-use super::Problem;
+use super::{Method, Problem};
 use crate::cuda::device::DeviceInfo;
 
+/// How a line names our kernel for very few rows.
+const GEMV: &str = "gemv";
 /// Words of an algorithm.
 const WORDS: usize = 8;
 
-pub(super) struct AlgorithmStore {
+pub(super) struct MethodStore {
     path: Option<PathBuf>,
     /// By the problem's text.
-    known: HashMap<String, [u64; WORDS]>,
+    known: HashMap<String, Method>,
 }
 
-impl AlgorithmStore {
+impl MethodStore {
     pub(super) fn open(cache: Option<&Path>, device: &DeviceInfo, cublaslt_version: usize) -> Self {
         let keep = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let gpu: String = device.name.chars().map(keep).collect();
@@ -36,16 +38,15 @@ impl AlgorithmStore {
         Self { path, known }
     }
 
-    pub(super) fn get(&self, problem: &Problem) -> Option<cublasLtMatmulAlgo_t> {
-        self.known.get(&problem.to_string()).map(|data| cublasLtMatmulAlgo_t { data: *data })
+    pub(super) fn get(&self, problem: &Problem) -> Option<Method> {
+        self.known.get(&problem.to_string()).copied()
     }
 
     /// Remembers a choice. One line is one write, so that two processes do not mix theirs.
-    pub(super) fn put(&mut self, problem: Problem, algorithm: cublasLtMatmulAlgo_t) {
-        self.known.insert(problem.to_string(), algorithm.data);
+    pub(super) fn put(&mut self, problem: Problem, method: Method) {
+        self.known.insert(problem.to_string(), method);
         let Some(path) = &self.path else { return };
-        let words: Vec<String> = algorithm.data.iter().map(|word| format!("{word:x}")).collect();
-        let line = format!("{problem} {}\n", words.join(" "));
+        let line = format!("{problem} {}\n", text(method));
         let file = path.parent().map_or(Ok(()), fs::create_dir_all);
         let file = file.and_then(|()| OpenOptions::new().create(true).append(true).open(path));
         if file.and_then(|mut file| file.write_all(line.as_bytes())).is_err() {
@@ -54,15 +55,30 @@ impl AlgorithmStore {
     }
 }
 
-/// A line's problem and algorithm, if it is whole.
-fn parse(line: &str) -> Option<(String, [u64; WORDS])> {
-    let mut fields = line.split(' ');
-    let problem = fields.next()?.to_owned();
-    let mut words = [0; WORDS];
-    for word in &mut words {
+fn text(method: Method) -> String {
+    match method {
+        Method::Gemv => GEMV.to_owned(),
+        Method::Library(algorithm) => {
+            let words: Vec<String> =
+                algorithm.data.iter().map(|word| format!("{word:x}")).collect();
+            words.join(" ")
+        }
+    }
+}
+
+/// A line's problem and method, if it is whole.
+fn parse(line: &str) -> Option<(String, Method)> {
+    let (problem, method) = line.split_once(' ')?;
+    if method == GEMV {
+        return Some((problem.to_owned(), Method::Gemv));
+    }
+    let mut fields = method.split(' ');
+    let mut data = [0; WORDS];
+    for word in &mut data {
         *word = u64::from_str_radix(fields.next()?, 16).ok()?;
     }
-    fields.next().is_none().then_some((problem, words))
+    let method = Method::Library(cublasLtMatmulAlgo_t { data });
+    fields.next().is_none().then_some((problem.to_owned(), method))
 }
 
 #[cfg(test)]
@@ -89,15 +105,22 @@ mod tests {
     #[test]
     fn choices_outlive_the_process_and_damaged_lines_do_not_matter() {
         let folder = std::env::temp_dir().join(format!("inflight-gemm-{}", std::process::id()));
-        let open = |name| AlgorithmStore::open(Some(&folder), &device(name), 130_100);
-        let algorithm = cublasLtMatmulAlgo_t { data: [1, 2, 3, u64::MAX, 5, 6, 7, 8] };
-        open("NVIDIA H200").put(problem(8), algorithm);
+        let open = |name| MethodStore::open(Some(&folder), &device(name), 130_100);
+        let algorithm =
+            Method::Library(cublasLtMatmulAlgo_t { data: [1, 2, 3, u64::MAX, 5, 6, 7, 8] });
+        let mut store = open("NVIDIA H200");
+        store.put(problem(8), algorithm);
+        store.put(problem(1), Method::Gemv);
         let path = folder.join("gemm-NVIDIA-H200-13000-130100.txt");
         let text = fs::read_to_string(&path).unwrap();
-        assert_eq!(text, "8x6144x4096+bias 1 2 3 ffffffffffffffff 5 6 7 8\n");
+        assert_eq!(
+            text,
+            "8x6144x4096+bias 1 2 3 ffffffffffffffff 5 6 7 8\n1x6144x4096+bias gemv\n"
+        );
         fs::write(&path, format!("{text}16x6144x4096+bias 1 2 zz\n\n9 1 2 3 4 5 6 7 8 9\n"))
             .unwrap();
         assert_eq!(open("NVIDIA H200").get(&problem(8)), Some(algorithm));
+        assert_eq!(open("NVIDIA H200").get(&problem(1)), Some(Method::Gemv));
         assert_eq!(open("NVIDIA H200").get(&problem(16)), None);
         assert_eq!(open("NVIDIA H100").get(&problem(8)), None);
         fs::remove_dir_all(folder).unwrap();
@@ -105,8 +128,8 @@ mod tests {
 
     #[test]
     fn a_store_that_cannot_be_written_still_remembers() {
-        let mut store = AlgorithmStore::open(Some(Path::new("/dev/null/x")), &device("GPU"), 1);
-        let algorithm = cublasLtMatmulAlgo_t { data: [7; WORDS] };
+        let mut store = MethodStore::open(Some(Path::new("/dev/null/x")), &device("GPU"), 1);
+        let algorithm = Method::Library(cublasLtMatmulAlgo_t { data: [7; WORDS] });
         store.put(problem(1), algorithm);
         assert_eq!(store.get(&problem(1)), Some(algorithm));
         assert!(store.path.is_none());

@@ -3,9 +3,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cudarc::{cublaslt::sys as lt, driver::sys};
+use cudarc::driver::sys;
 
-use super::{Gemm, Plan, Problem, Product};
+use super::{Bias, Gemm, Method, Plan, Problem, Product};
 use crate::{
     BackendError,
     cuda::{
@@ -14,8 +14,6 @@ use crate::{
     },
 };
 
-/// Proposals asked of cuBLASLt.
-pub(super) const MAX_CANDIDATES: usize = 8;
 /// Products in one timed graph.
 const NUM_PRODUCTS: usize = 8;
 /// Timed runs of that graph; the fastest counts.
@@ -32,21 +30,21 @@ impl Gemm {
     pub(super) fn fastest(
         &self,
         mut plan: Plan,
-        candidates: &[lt::cublasLtMatmulAlgo_t],
+        candidates: &[Method],
         problem: Problem,
         weights: &[Arc<Allocation>],
         stream: &CudaStream,
     ) -> Result<Plan, BackendError> {
         let Some(trial) = Trial::new(self, problem, weights)? else { return Ok(plan) };
-        let mut best = (f64::INFINITY, plan.algorithm);
-        for algorithm in candidates {
-            plan.algorithm = *algorithm;
+        let mut best = (f64::INFINITY, plan.method);
+        for method in candidates {
+            plan.method = *method;
             let time = trial.time(self, &plan, stream)?.as_secs_f64();
             if time < best.0 * (1.0 - MIN_GAIN) {
-                best = (time, *algorithm);
+                best = (time, *method);
             }
         }
-        plan.algorithm = best.1;
+        plan.method = best.1;
         Ok(plan)
     }
 }
@@ -82,7 +80,7 @@ impl<'a> Trial<'a> {
         };
         let Problem { num_rows, n, k, .. } = problem;
         let x = filled(num_rows * k * 2)?;
-        let bias = filled(n * problem.out_element().bytes())?;
+        let bias = filled(n * size_of::<f32>())?;
         let out = filled(num_rows * n * problem.out_element().bytes())?;
         let (Some(x), Some(bias), Some(out)) = (x, bias, out) else { return Ok(None) };
         device.finish()?;
@@ -98,6 +96,9 @@ impl<'a> Trial<'a> {
         plan: &Plan,
         stream: &CudaStream,
     ) -> Result<Duration, BackendError> {
+        if plan.method == Method::Gemv {
+            gemm.gemv(&self.product(self.weights[0].address()))?; // loads it
+        }
         let graph = CapturedGraph::capture(&gemm.device, stream, || {
             for i in 0..NUM_PRODUCTS {
                 let weight = self.weights[i % self.weights.len()].address();
@@ -122,7 +123,7 @@ impl<'a> Trial<'a> {
         Product {
             x: self.x.address(),
             weight,
-            bias: bias.then(|| self.bias.address()),
+            bias: bias.then(|| Bias { f32: self.bias.address(), like_out: self.bias.address() }),
             out: self.out.address(),
             out_element: self.problem.out_element(),
             num_rows,

@@ -16,15 +16,13 @@ use inflight_kernels::ops::{
     prefill_attention::{PrefillAttention, PrefillAttentionParams},
 };
 
-use super::{
-    ByKey, check_buffer,
-    loaded::{KernelLoader, Loaded, unsupported},
-    word,
-};
+use super::{check_buffer, word};
 use crate::{
     AttentionShape, BackendError, DeviceBatch,
     cuda::{
         backend::CudaBackend,
+        by_key::ByKey,
+        loaded::{KernelLoader, Loaded, unsupported},
         memory::{CudaBuffer, Element},
         stream::CudaStream,
     },

@@ -1,20 +1,14 @@
 //! Operators as launches: checks sizes, fills in addresses.
 //!
-//! [`loaded`]: kernels on the device. [`attention`]: the two attention kernels and their plan.
+//! [`attention`]: the two attention kernels and their plan.
 
 mod attention;
-mod loaded;
 
-use std::{
-    collections::HashMap,
-    hash::Hash,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use inflight_kernels::{
-    self as kernels, Compiler, CompilerConfig,
+    self as kernels,
     ops::{
         embed::{Embed, EmbedParams},
         gather_sampled::{GatherSampled, GatherSampledParams},
@@ -28,13 +22,11 @@ use inflight_kernels::{
     },
 };
 
-use self::{
-    attention::AttentionPlans,
-    loaded::{KernelLoader, Loaded, unsupported},
-};
+use self::attention::AttentionPlans;
 use super::{
     backend::{CudaBackend, CudaEmbedding},
-    device::Device,
+    by_key::ByKey,
+    loaded::{KernelLoader, Loaded},
     memory::{CudaBuffer, Element},
     stream::CudaStream,
 };
@@ -42,7 +34,7 @@ use crate::{BackendError, DeviceBatch, OutputLayout, StepShape, ops, ops::Sampli
 
 /// All kernels, and the working memory of those that need some.
 pub(super) struct Operators {
-    loader: KernelLoader,
+    loader: Arc<KernelLoader>,
     unpack: Loaded<Unpack>,
     track_tokens: Loaded<TrackTokens>,
     embed: Loaded<Embed>,
@@ -81,11 +73,8 @@ pub(super) struct Gather<'a> {
 
 impl Operators {
     /// Compiles and loads what every model needs; the rest comes when first used.
-    pub(super) fn new(device: &Arc<Device>, cache: Option<&Path>) -> Result<Self, BackendError> {
+    pub(super) fn new(loader: &Arc<KernelLoader>) -> Result<Self, BackendError> {
         use kernels::Element::{Bf16, F32};
-        let cache_folder = cache.map(|folder| folder.join("kernels"));
-        let config = CompilerConfig { nvrtc_folder: None, cache_folder };
-        let loader = KernelLoader::new(device, Compiler::new(config).map_err(unsupported)?)?;
         Ok(Self {
             unpack: loader.load(Unpack)?,
             track_tokens: loader.load(TrackTokens)?,
@@ -97,9 +86,9 @@ impl Operators {
             fill_bf16: loader.load(RandomNormal { out: Bf16 })?,
             fill_f32: loader.load(RandomNormal { out: F32 })?,
             rope: ByKey::default(),
-            attention: AttentionPlans::new(&loader)?,
+            attention: AttentionPlans::new(loader)?,
             adjusted: ByKey::default(),
-            loader,
+            loader: Arc::clone(loader),
         })
     }
 
@@ -323,33 +312,6 @@ impl Operators {
             reserved: 0,
         };
         self.sample.launch(&params, stream)
-    }
-}
-
-/// Things made when first needed and kept: captured graphs use them for as long as they live.
-struct ByKey<K, V> {
-    made: Mutex<HashMap<K, Arc<V>>>,
-}
-
-impl<K, V> Default for ByKey<K, V> {
-    fn default() -> Self {
-        Self { made: Mutex::default() }
-    }
-}
-
-impl<K: Eq + Hash, V> ByKey<K, V> {
-    fn get(
-        &self,
-        key: K,
-        make: impl FnOnce() -> Result<V, BackendError>,
-    ) -> Result<Arc<V>, BackendError> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(value) = made.get(&key) {
-            return Ok(Arc::clone(value));
-        }
-        let value = Arc::new(make()?);
-        made.insert(key, Arc::clone(&value));
-        Ok(value)
     }
 }
 

@@ -1,14 +1,16 @@
 //! Kernels on the device, ready to be launched.
 
-use std::{ffi::CString, ffi::c_void, sync::Arc};
+use std::{
+    ffi::{CString, c_void},
+    path::Path,
+    sync::Arc,
+};
 
 use cudarc::driver::sys;
-use inflight_kernels::{Compiler, Gpu, Kernel, KernelError};
+use inflight_kernels::{Arch, Compiler, CompilerConfig, Gpu, Kernel, KernelError};
 
-use crate::{
-    BackendError,
-    cuda::{backend::is_rehearsing, check::check, device::Device, stream::CudaStream},
-};
+use super::{check::check, device::Device, rehearsal, stream::CudaStream};
+use crate::BackendError;
 
 /// Compiles kernels for one GPU and loads them.
 pub(super) struct KernelLoader {
@@ -37,12 +39,16 @@ unsafe impl<K: Send> Send for Loaded<K> {}
 unsafe impl<K: Sync> Sync for Loaded<K> {}
 
 impl KernelLoader {
-    pub(super) fn new(device: &Arc<Device>, compiler: Compiler) -> Result<Self, BackendError> {
+    /// `cache` holds what was compiled before.
+    pub(super) fn new(device: &Arc<Device>, cache: Option<&Path>) -> Result<Self, BackendError> {
+        let cache_folder = cache.map(|folder| folder.join("kernels"));
+        let config = CompilerConfig { nvrtc_folder: None, cache_folder };
+        let compiler = Compiler::new(config).map_err(unsupported)?;
         let info = &device.info;
         let (major, minor) = info.compute_capability;
         let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let gpu = Gpu {
-            arch: inflight_kernels::Arch::from_capability(major, minor).map_err(unsupported)?,
+            arch: Arch::from_capability(major, minor).map_err(unsupported)?,
             num_sms: word(info.num_sms),
             smem_per_block: word(info.max_shared_bytes),
             smem_per_sm: word(info.shared_bytes_per_sm),
@@ -83,7 +89,7 @@ impl<K: Kernel> Loaded<K> {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         let launch = self.kernel.launch(params);
-        if launch.is_empty() || is_rehearsing() {
+        if launch.is_empty() || rehearsal::is_on() {
             return Ok(());
         }
         self.module.device.bind()?;

@@ -1,0 +1,163 @@
+//! What could compute a problem: cuBLASLt's proposals, the same with the sums over k split among more
+//! blocks, and our own kernels.
+//!
+//! cuBLASLt proposes few splits, although a product of few rows and columns has fewer tiles than the
+//! GPU has multiprocessors.
+
+use cudarc::cublaslt::sys as lt;
+use inflight_kernels::ops::gemv::Gemv;
+
+use super::{
+    Gemm, Method, Problem,
+    descriptor::{Preference, ProductDescriptor},
+};
+use crate::{
+    BackendError,
+    cuda::{
+        check::{check_blas, lost},
+        stream::WORKSPACE_BYTES,
+    },
+};
+
+/// Proposals asked of cuBLASLt.
+const MAX_PROPOSALS: usize = 8;
+/// Proposals of which splits are tried.
+const MAX_TO_SPLIT: usize = 4;
+/// Among how many blocks sums are split.
+const SPLITS: [i32; 6] = [2, 3, 4, 5, 6, 8];
+/// Most rows of a problem whose splits are tried: beyond, tiles are many.
+const MAX_ROWS_TO_SPLIT: usize = 128;
+/// Most columns of one.
+const MAX_COLUMNS_TO_SPLIT: usize = 8192;
+
+impl Gemm {
+    /// Whether `method` can compute `problem`.
+    pub(super) fn is_usable(
+        &self,
+        descriptor: &ProductDescriptor,
+        problem: Problem,
+        method: Method,
+    ) -> Result<bool, BackendError> {
+        match method {
+            Method::Library(algorithm) => self.takes(descriptor, problem, &algorithm),
+            Method::Gemv => Ok(problem.num_rows <= Gemv::MAX_ROWS as usize),
+        }
+    }
+
+    /// Everything that can compute `problem`, what cuBLASLt thinks best first; at least one.
+    pub(super) fn candidates(
+        &self,
+        descriptor: &ProductDescriptor,
+        problem: Problem,
+    ) -> Result<Vec<Method>, BackendError> {
+        let proposals = self.proposals(descriptor, problem)?;
+        let mut methods: Vec<Method> = proposals.iter().copied().map(Method::Library).collect();
+        if problem.num_rows <= MAX_ROWS_TO_SPLIT && problem.n <= MAX_COLUMNS_TO_SPLIT {
+            for proposal in proposals.iter().take(MAX_TO_SPLIT) {
+                for split in SPLITS {
+                    let Some(algorithm) = with_split(proposal, split) else { continue };
+                    let method = Method::Library(algorithm);
+                    if !methods.contains(&method) && self.takes(descriptor, problem, &algorithm)? {
+                        methods.push(method);
+                    }
+                }
+            }
+        }
+        if self.is_usable(descriptor, problem, Method::Gemv)? {
+            methods.push(Method::Gemv);
+        }
+        Ok(methods)
+    }
+
+    /// Whether cuBLASLt takes `algorithm` for `problem`, in the working memory there is.
+    fn takes(
+        &self,
+        descriptor: &ProductDescriptor,
+        problem: Problem,
+        algorithm: &lt::cublasLtMatmulAlgo_t,
+    ) -> Result<bool, BackendError> {
+        let layouts = problem.layouts()?;
+        let mut result = std::mem::MaybeUninit::<lt::cublasLtMatmulHeuristicResult_t>::zeroed();
+        // SAFETY: all descriptors live; `result` is a valid place for the result.
+        let status = unsafe {
+            lt::cublasLtMatmulAlgoCheck(
+                self.handle,
+                descriptor.raw(),
+                layouts.weight.raw(),
+                layouts.x.raw(),
+                layouts.out.raw(),
+                layouts.out.raw(),
+                algorithm,
+                result.as_mut_ptr(),
+            )
+        };
+        // SAFETY: zeroed, and of plain numbers: every field is initialised.
+        let result = unsafe { result.assume_init() };
+        let ok = status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
+        Ok(ok && result.workspaceSize <= WORKSPACE_BYTES)
+    }
+
+    /// cuBLASLt's proposals for `problem`, the one it thinks best first; at least one.
+    fn proposals(
+        &self,
+        descriptor: &ProductDescriptor,
+        problem: Problem,
+    ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, BackendError> {
+        let preference = Preference::new()?;
+        let layouts = problem.layouts()?;
+        // SAFETY: plain numbers, for which zeros are values.
+        let mut found: [lt::cublasLtMatmulHeuristicResult_t; MAX_PROPOSALS] =
+            unsafe { std::mem::zeroed() };
+        let mut num_found = 0;
+        // SAFETY: all descriptors live; `found` has as many places as are asked for.
+        let status = unsafe {
+            lt::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                descriptor.raw(),
+                layouts.weight.raw(),
+                layouts.x.raw(),
+                layouts.out.raw(),
+                layouts.out.raw(),
+                preference.raw(),
+                MAX_PROPOSALS as i32,
+                found.as_mut_ptr(),
+                &raw mut num_found,
+            )
+        };
+        check_blas("cublasLtMatmulAlgoGetHeuristic", status)?;
+        let num_found = usize::try_from(num_found).unwrap_or(0);
+        let works = |result: &&lt::cublasLtMatmulHeuristicResult_t| {
+            result.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+                && result.workspaceSize <= WORKSPACE_BYTES
+        };
+        let usable: Vec<_> =
+            found[..num_found].iter().filter(works).map(|result| result.algo).collect();
+        if usable.is_empty() {
+            return Err(lost("cuBLASLt", &format!("no algorithm for {problem}")));
+        }
+        Ok(usable)
+    }
+}
+
+/// `algorithm` with its sums split among `split` blocks and added up in f32; `None` if cuBLASLt does
+/// not let it be changed.
+fn with_split(
+    algorithm: &lt::cublasLtMatmulAlgo_t,
+    split: i32,
+) -> Option<lt::cublasLtMatmulAlgo_t> {
+    use lt::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
+    let scheme = lt::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+    let mut changed = *algorithm;
+    let mut set = |attribute, value: *const std::ffi::c_void, size| {
+        // SAFETY: `changed` is an algorithm of cuBLASLt; `value` points to `size` bytes.
+        let status = unsafe {
+            lt::cublasLtMatmulAlgoConfigSetAttribute(&raw mut changed, attribute, value, size)
+        };
+        (status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS).then_some(())
+    };
+    let value = (&raw const split).cast();
+    set(Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, value, size_of::<i32>())?;
+    let value = (&raw const scheme).cast();
+    set(Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, value, size_of::<u32>())?;
+    Some(changed)
+}
