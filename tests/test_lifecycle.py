@@ -5,6 +5,8 @@ import json
 import pytest
 from inflight import TINY_MODEL, Server, default_model, run
 
+QUESTION = "List 10 facts about the ocean, numbered."
+
 
 def test_health_and_models(tiny):
     assert tiny.request("GET", "/health")[0] == 200
@@ -52,15 +54,15 @@ def test_end_by_signal_lets_streams_finish():
 
 
 def test_run_prints_an_answer():
-    code, stdout, stderr = run("run", default_model(), "What is the capital of France?")
+    code, stdout, stderr = run("run", default_model(), QUESTION)
     assert code == 0, stderr
-    assert "Paris" in stdout
+    assert "ocean" in stdout
 
 
 def test_chat_answers_each_line():
-    code, stdout, stderr = run("chat", default_model(), stdin="What is the capital of France?\n")
+    code, stdout, stderr = run("chat", default_model(), stdin=QUESTION + "\n")
     assert code == 0, stderr
-    assert "Paris" in stdout
+    assert "ocean" in stdout
 
 
 def test_help_teaches():

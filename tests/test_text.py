@@ -2,7 +2,8 @@
 
 import pytest
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+# llama.cpp begins its answer with "1. The ocean is a vast, interconnected body of saltwater".
+QUESTION = [{"role": "user", "content": "List 10 facts about the ocean, numbered."}]
 PROMPT = "The capital of France is"
 
 
@@ -31,7 +32,8 @@ def streamed(chunks):
 
 
 def test_sensible_answers(client, model):
-    assert "Paris" in chat(client, model).choices[0].message.content
+    answer = chat(client, model).choices[0].message.content
+    assert answer.startswith("1.") and "ocean" in answer
     # llama.cpp leads here by a margin of 2.5 in log-probability, so numerics cannot decide it.
     assert complete(client, model, max_tokens=1).choices[0].text == " Paris"
 
