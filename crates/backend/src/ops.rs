@@ -62,11 +62,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn alloc_kv(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError>;
 
     /// Allocates `len` 32-bit words of host memory, zeroed.
-    fn alloc_host(
-        &self,
-        label: &'static str,
-        len: usize,
-    ) -> Result<Self::HostBuffer, BackendError>;
+    fn alloc_host(&self, label: &'static str, len: usize)
+    -> Result<Self::HostBuffer, BackendError>;
 
     /// Takes one matrix made of `parts` stacked along their rows.
     ///
@@ -84,8 +81,11 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
 
     /// Runs `write` on host memory that no enqueued copy is using.
-    fn write_host<R>(&self, buffer: &mut Self::HostBuffer, write: impl FnOnce(&mut [u32]) -> R)
-    -> R;
+    fn write_host<R>(
+        &self,
+        buffer: &mut Self::HostBuffer,
+        write: impl FnOnce(&mut [u32]) -> R,
+    ) -> R;
 
     /// Runs `read` on host memory that no enqueued copy is writing.
     fn read_host<R>(&self, buffer: &Self::HostBuffer, read: impl FnOnce(&[u32]) -> R) -> R;
@@ -101,7 +101,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Marks the end of what is enqueued on `stream` so far.
     fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<(), BackendError>;
 
-    /// Holds back what is enqueued on `stream` from now on until `event`, as last recorded, happened.
+    /// Holds back what is enqueued on `stream` from now on until `event`, as last recorded,
+    /// happened.
     fn wait(&self, event: &Self::Event, stream: &Self::Stream) -> Result<(), BackendError>;
 
     /// Blocks the calling thread until `event`, as last recorded, happened.
@@ -167,8 +168,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ) -> Result<(), BackendError>;
 
     /// `out = x / rms(x) * weight`, each of `num_rows` rows of `weight`'s length.
-    fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &Self::Stream)
-    -> Result<(), BackendError>;
+    fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
 
     /// `out = x * weight^T (+ bias)`, or `out += ...`.
     fn matmul(&self, args: Matmul<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
@@ -221,8 +221,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         None
     }
 
-    /// Captures what `enqueue` enqueues on `stream`, without running it. `enqueue` may be called more
-    /// than once and must enqueue the same each time; its buffers must outlive the graph.
+    /// Captures what `enqueue` enqueues on `stream`, without running it. `enqueue` may be called
+    /// more than once and must enqueue the same each time; its buffers must outlive the graph.
     fn capture(
         &self,
         stream: &Self::Stream,

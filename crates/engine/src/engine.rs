@@ -112,7 +112,7 @@ impl<B: Backend> Engine<B> {
     /// Serves until told to drain, or until every handle is gone.
     ///
     /// # Errors
-    /// [`EngineError::Backend`] if the device is lost. Every request has had its final message then.
+    /// [`EngineError::Backend`] if the device is lost; every request has had its final message.
     pub fn run(mut self) -> Result<(), EngineError> {
         let result = self.serve();
         if let Err(error) = &result {
@@ -150,10 +150,9 @@ impl<B: Backend> Engine<B> {
     /// d2h                                       [N]
     /// ```
     fn step(&mut self) -> Result<(), EngineError> {
-        let mut record = StepRecord::default();
-        record.admit = self.timed(Self::admit).1;
+        let ((), admit) = self.timed(Self::admit);
         let (batch, plan) = self.timed(|engine| engine.scheduler.plan());
-        record.plan = plan;
+        let record = StepRecord { admit, plan, ..StepRecord::default() };
         let mut keep = 0; // nothing to overlap with: drain
         if let Some(batch) = batch {
             let flight = self.launch(batch, record)?;

@@ -1,6 +1,6 @@
 //! What comes out of the engine.
 
-/// A token, or the end. Every accepted request gets any number of tokens and exactly one `Finished`.
+/// A token, or the end. An accepted request gets any number of tokens and exactly one `Finished`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     /// The next token.

@@ -84,7 +84,7 @@ fn compare_all(config: CpuConfig, check: impl Fn(&Reference, usize, Prediction))
             pairs.map(|(a, b)| (a.logprob - b.logprob).abs()).fold(0.0, f32::max)
         };
         println!(
-            "{:22} largest difference in logprob: {:.4} to llama.cpp, {:.4} to its f32, {:.4} to f64",
+            "{:22} largest logprob difference: {:.4} to llama.cpp, {:.4} to its f32, {:.4} to f64",
             reference.name,
             largest(&reference.quantised),
             largest(&reference.dequantised),

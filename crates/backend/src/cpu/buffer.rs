@@ -83,12 +83,8 @@ impl CpuBuffer {
 
     /// Leases the buffer for writing.
     pub(crate) fn write<T: Element>(&self) -> WriteLease<'_, T> {
-        let taken = self.allocation.lease.compare_exchange(
-            0,
-            -1,
-            Ordering::Acquire,
-            Ordering::Relaxed,
-        );
+        let taken =
+            self.allocation.lease.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_err() {
             panic!("buffer {}: written while in use: a wait is missing", self.allocation.label);
         }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{Arc, AtomicU64, Condvar, Mutex, Ordering, lock, wait_while};
 
-/// A point in a stream. As with CUDA's events, waiting refers to the latest `record` enqueued before
-/// the wait, and an event never recorded holds nobody up.
+/// A point in a stream. As with CUDA's events, waiting refers to the latest `record` enqueued
+/// before the wait, and an event never recorded holds nobody up.
 #[derive(Clone, Default)]
 pub struct CpuEvent {
     core: Arc<EventCore>,
