@@ -140,7 +140,7 @@ pub fn mixed_request(i: u32) -> RequestSpec {
     let prompt_len = 1 + (i * 7) % 60;
     let prompt = (0..prompt_len).map(|k| (i * 31 + k * k * 5 + 3) % VOCAB_SIZE).collect();
     let mut sampling = SamplingParams { seed: u64::from(i), ..SamplingParams::default() };
-    if i % 3 != 0 {
+    if !i.is_multiple_of(3) {
         sampling.temperature = 0.5 + (i % 5) as f32 * 0.3;
         sampling.top_k = (i % 4) * 10;
         sampling.top_p = 1.0 - (i % 2) as f32 * 0.1;
@@ -154,12 +154,16 @@ pub fn mixed_request(i: u32) -> RequestSpec {
     if i % 5 == 2 {
         sampling.logit_bias = vec![(i % VOCAB_SIZE, 2.0), (7, f32::NEG_INFINITY)];
     }
-    sampling.top_logprobs = (i % 6 == 0).then_some(i % 4);
+    sampling.top_logprobs = i.is_multiple_of(6).then_some(i % 4);
     RequestSpec {
         prompt,
         max_tokens: Some(1 + (i as usize * 11) % 64),
         min_tokens: (i as usize % 3) * 4,
-        stop_token_ids: if i % 2 == 0 { (0..24).map(|k| k * 10).collect() } else { Vec::new() },
+        stop_token_ids: if i.is_multiple_of(2) {
+            (0..24).map(|k| k * 10).collect()
+        } else {
+            Vec::new()
+        },
         sampling,
     }
 }
