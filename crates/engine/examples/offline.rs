@@ -3,7 +3,8 @@
 //! ```text
 //! offline --dummy CONFIG.json | --model FILE  [--device cuda|cpu] [--requests 32] [--input 256]
 //!         [--output 256] [--no-overlap] [--no-graphs] [--spin] [--cache FOLDER] [--chunk 2048]
-//!         [--sampled | --penalised] [--cold] [--tokens FILE]
+//!         [--gpu-memory-utilization 0.9] [--sampled | --penalised] [--cold]
+//!         [--tokens FILE]
 //! ```
 
 use std::{
@@ -66,7 +67,7 @@ fn main() -> Result<(), Failure> {
         (None, None) => return Err("--model FILE or --dummy CONFIG.json is needed".into()),
     };
     if options.values.get("--device").is_some_and(|device| device == "cpu") {
-        return run(&CpuBackend::new(CpuConfig::detect())?, &files, &options);
+        return run(&CpuBackend::new(CpuConfig::detect())?, &files, &options, Ok);
     }
     let started = Instant::now();
     let backend = CudaBackend::new(CudaConfig {
@@ -77,10 +78,34 @@ fn main() -> Result<(), Failure> {
         blocking_waits: !options.has("--spin"),
     })?;
     println!("device open      {:.2?}", started.elapsed());
-    run(&backend, &files, &options)
+    let utilization = options.values.get("--gpu-memory-utilization");
+    let utilization = utilization.map(|fraction| fraction.parse::<f64>()).transpose()?;
+    let bytes_per_block =
+        BLOCK_SIZE * inflight_model::kv_bytes_per_token(&files.config, backend.kv_dtype());
+    run(&backend, &files, &options, |config| {
+        let Some(utilization) = utilization else { return Ok(config) };
+        let activations = backend.activation_dtype();
+        let working = config.working_bytes(&files.config, activations);
+        let plan = backend.memory_plan(utilization, working)?;
+        println!("{plan}");
+        Ok(EngineConfig { num_blocks: plan.num_blocks(bytes_per_block), ..config })
+    })?;
+    let (free, total) = backend.memory()?;
+    println!("memory           {:.2} of {:.2} GiB free at the end", gib(free), gib(total));
+    Ok(())
 }
 
-fn run<B: Backend>(backend: &B, files: &ModelFiles, options: &Options) -> Result<(), Failure> {
+fn gib(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+/// As much KV cache as the requests need, or as `resize` makes of that when the weights are loaded.
+fn run<B: Backend>(
+    backend: &B,
+    files: &ModelFiles,
+    options: &Options,
+    resize: impl FnOnce(EngineConfig) -> Result<EngineConfig, Failure>,
+) -> Result<(), Failure> {
     println!("device           {}", backend.description());
     let (num_requests, input) =
         (options.number("--requests", 32)?, options.number("--input", 256)?);
@@ -99,6 +124,7 @@ fn run<B: Backend>(backend: &B, files: &ModelFiles, options: &Options) -> Result
         num_blocks: num_requests * (max_model_len.div_ceil(BLOCK_SIZE) + 1),
         max_outstanding: num_requests,
     };
+    let config = resize(config)?;
     let started = Instant::now();
     let (mut engine, handle) = Engine::new(backend.clone(), decoder, config)?;
     println!("engine ready     {:.2?}", started.elapsed());

@@ -1,6 +1,7 @@
 //! The engine's frozen configuration.
 
-use inflight_backend::StepCapacity;
+use inflight_backend::{Dtype, OutputLayout, StepCapacity};
+use inflight_model::ModelConfig;
 use inflight_scheduler::SchedulerConfig;
 
 use crate::RequestLimits;
@@ -26,6 +27,19 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
+    /// Bytes of device memory that an engine takes besides weights and KV cache, on a device whose
+    /// activations are of type `activations`.
+    pub fn working_bytes(&self, model: &ModelConfig, activations: Dtype) -> usize {
+        let capacity = self.step_capacity();
+        let outputs = OutputLayout { max_rows: self.max_num_seqs };
+        // One set of inputs unpacked, and in both slots inputs and outputs.
+        let num_words = 3 * capacity.shape().num_words() + 2 * outputs.num_words();
+        // Token counts, and logits with penalties applied.
+        let state = 2 * self.max_num_seqs * model.vocab_size;
+        inflight_model::scratch_bytes(model, capacity, activations)
+            .saturating_add(4 * (num_words + state))
+    }
+
     pub(crate) fn scheduler(&self) -> SchedulerConfig {
         SchedulerConfig {
             max_num_seqs: self.max_num_seqs,

@@ -27,7 +27,7 @@ mod weights;
 
 pub use architecture::Architecture;
 pub use config::{ModelConfig, RopeConfig, RopeScaling};
-pub use decoder::{Decoder, ForwardInputs, LoadProgress, Scratch};
+pub use decoder::{Decoder, ForwardInputs, LoadProgress, Scratch, scratch_bytes};
 pub use dummy::DummyWeights;
 pub use error::ModelError;
 pub use files::ModelFiles;

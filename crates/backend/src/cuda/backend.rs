@@ -16,6 +16,7 @@ use super::{
     graph::{self, CapturedGraph},
     loaded::KernelLoader,
     memory::{Allocation, CudaBuffer, CudaHostBuffer, Element},
+    memory_plan::MemoryPlan,
     operators::{Gather, Operators},
     probe::{CudaProbe, check_capability, probe, version},
     rehearsal,
@@ -124,6 +125,19 @@ impl CudaBackend {
     /// [`BackendError::DeviceLost`].
     pub fn memory(&self) -> Result<(usize, usize), BackendError> {
         self.shared.device.memory()
+    }
+
+    /// Divides the memory; to be called when the weights are loaded. Steps need buffers of `working`
+    /// bytes.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] if nothing is left for the KV cache.
+    pub fn memory_plan(
+        &self,
+        utilization: f64,
+        working: usize,
+    ) -> Result<MemoryPlan, BackendError> {
+        MemoryPlan::new(self.memory()?, utilization, working)
     }
 
     fn alloc(&self, label: &str, len: usize, element: Element) -> Result<CudaBuffer, BackendError> {

@@ -3,7 +3,7 @@
 //! [`probe`], [`libraries`]: what there is. [`device`], [`memory`], [`stream`], [`event`]: one GPU,
 //! its memory, its queues. [`weights`]: loading. [`loaded`]: kernels. [`gemm`]: matrix products.
 //! [`operators`]: all else. [`graph`], [`rehearsal`]: a step recorded once and launched as one.
-//! [`backend`] joins them.
+//! [`memory_plan`]: how much of the memory is whose. [`backend`] joins them.
 //!
 //! Weights, keys, values and what goes into matrix products are bf16; the state between layers,
 //! logits and every sum are f32.
@@ -22,6 +22,7 @@ mod graph;
 mod libraries;
 mod loaded;
 mod memory;
+mod memory_plan;
 mod operators;
 mod probe;
 mod rehearsal;
@@ -33,5 +34,6 @@ pub use device::DeviceInfo;
 pub use event::CudaEvent;
 pub use libraries::usual_library_folders;
 pub use memory::{CudaBuffer, CudaHostBuffer};
+pub use memory_plan::MemoryPlan;
 pub use probe::{CudaProbe, probe};
 pub use stream::CudaStream;

@@ -23,7 +23,7 @@ use inflight_backend::{
     ops::{Attention, Matmul, RmsNorm, RopeAndCache},
 };
 pub use load::LoadProgress;
-pub use scratch::Scratch;
+pub use scratch::{Scratch, scratch_bytes};
 
 use crate::ModelConfig;
 

@@ -1,6 +1,6 @@
 //! Buffers of activations, used by one step after the other.
 
-use inflight_backend::{Backend, BackendError, StepCapacity};
+use inflight_backend::{Backend, BackendError, Dtype, StepCapacity};
 
 use crate::ModelConfig;
 
@@ -57,4 +57,17 @@ impl<B: Backend> Scratch<B> {
     pub fn logits(&self) -> &B::Buffer {
         &self.logits
     }
+}
+
+/// Bytes that [`Scratch::new`] takes on a device whose activations are of type `activations`.
+pub fn scratch_bytes(config: &ModelConfig, capacity: StepCapacity, activations: Dtype) -> usize {
+    let (tokens, rows) = (capacity.max_tokens, capacity.max_rows);
+    let wide = config.qkv_len() + config.q_len() + 3 * config.ffn_size;
+    let narrow = tokens.max(rows).saturating_mul(config.hidden_size);
+    let activation_len = tokens.saturating_mul(wide).saturating_add(narrow);
+    let f32_len = tokens
+        .saturating_mul(config.hidden_size)
+        .saturating_add(rows.saturating_mul(config.hidden_size + config.vocab_size));
+    let bytes = |len: usize, dtype: Dtype| len.saturating_mul(dtype.block_bytes());
+    bytes(activation_len, activations).saturating_add(bytes(f32_len, Dtype::F32))
 }
