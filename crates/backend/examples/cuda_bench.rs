@@ -1,5 +1,5 @@
-//! Times every operator at the sizes of an 8B model, inside graphs and with cold caches, beside what
-//! memory bandwidth allows: `cuda_bench [CACHE_FOLDER] [ROWS...]`.
+//! Times every operator at the sizes of an 8B model, inside graphs and with cold caches, beside
+//! what memory bandwidth allows: `cuda_bench [CACHE_FOLDER] [ROWS...]`.
 
 use std::{error::Error, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Many requests at once through the engine, without a server: time, tokens, how busy the device was.
+//! Many requests at once through the engine, without a server: time, tokens, how busy the device
+//! was.
 //!
 //! ```text
 //! offline --dummy CONFIG.json | --model FILE  [--device cuda|cpu] [--requests 32] [--input 256]
@@ -241,8 +242,8 @@ fn report(tokens: &[Vec<u32>], wall: Duration, steps: &[StepRecord]) {
         let pace = quarter[quarter.len() - 1].compute.end.saturating_sub(quarter[0].compute.end);
         let pace = pace.as_secs_f64() * 1e3 / (quarter.len() - 1).max(1) as f64;
         println!(
-            "quarter {}        {pace:.3} ms a step; medians: device {:.3}, plan {:.3}, stage {:.3}, \
-             launch {:.3}, blocked {:.3}, collect {:.3}",
+            "quarter {}        {pace:.3} ms a step; medians: device {:.3}, plan {:.3}, \
+             stage {:.3}, launch {:.3}, blocked {:.3}, collect {:.3}",
             i + 1,
             ms(&span),
             ms(&|s| s.plan.end - s.plan.start),

@@ -127,8 +127,8 @@ impl CudaBackend {
         self.shared.device.memory()
     }
 
-    /// Divides the memory; to be called when the weights are loaded. Steps need buffers of `working`
-    /// bytes.
+    /// Divides the memory; to be called when the weights are loaded. Steps need buffers of
+    /// `working` bytes.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] if nothing is left for the KV cache.
@@ -316,14 +316,14 @@ impl Backend for CudaBackend {
     }
 
     fn write_host<R>(&self, buffer: &mut CudaHostBuffer, write: impl FnOnce(&mut [u32]) -> R) -> R {
-        // SAFETY: the caller promises that no enqueued copy uses the buffer: a slot is restaged only
-        // after its last batch was collected, that is, after `d2h_done` happened.
+        // SAFETY: the caller promises that no enqueued copy uses the buffer: a slot is restaged
+        // only after its last batch was collected, that is, after `d2h_done` happened.
         write(unsafe { buffer.words_mut() })
     }
 
     fn read_host<R>(&self, buffer: &CudaHostBuffer, read: impl FnOnce(&[u32]) -> R) -> R {
-        // SAFETY: the caller promises that no enqueued copy writes the buffer: it has waited for the
-        // event after the copy.
+        // SAFETY: the caller promises that no enqueued copy writes the buffer: it has waited for
+        // the event after the copy.
         read(unsafe { buffer.words() })
     }
 

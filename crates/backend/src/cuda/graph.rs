@@ -40,7 +40,8 @@ pub(super) struct CapturedGraph {
 unsafe impl Send for CapturedGraph {}
 
 impl CapturedGraph {
-    /// Records what `enqueue` enqueues on `stream`; nothing of it runs. It must not allocate or wait.
+    /// Records what `enqueue` enqueues on `stream`; nothing of it runs. It must not allocate or
+    /// wait.
     pub(super) fn capture(
         device: &Arc<Device>,
         stream: &CudaStream,

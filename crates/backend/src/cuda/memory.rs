@@ -181,7 +181,8 @@ impl CudaHostBuffer {
     /// # Safety
     /// No enqueued copy writes it while the slice lives.
     pub(super) unsafe fn words(&self) -> &[u32] {
-        // SAFETY: page-aligned, initialised in `zeroed`, `bytes` long; the caller keeps copies away.
+        // SAFETY: page-aligned, initialised in `zeroed`, `bytes` long; the caller keeps copies
+        // away.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.bytes / 4) }
     }
 

@@ -8,9 +8,9 @@
 //! Weights, keys, values and what goes into matrix products are bf16; the state between layers,
 //! logits and every sum are f32.
 //!
-//! Invariant: nothing here panics for want of a GPU, a driver or a library.
-//! Invariant: no operator allocates, waits or uses the default stream, so that each can be captured;
-//! what one needs for that is prepared when it is first used, outside of any capture.
+//! Invariant: nothing here panics for want of a GPU, a driver or a library. Invariant: no operator
+//! allocates, waits or uses the default stream, so that each can be captured; what one needs for
+//! that is prepared when it is first used, outside of any capture.
 
 mod backend;
 mod by_key;

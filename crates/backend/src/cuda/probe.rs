@@ -115,7 +115,8 @@ fn unsupported(reason: &str) -> BackendError {
 mod tests {
     use super::*;
 
-    /// On a machine with a GPU the probe finds it; on any other it says in one line what is missing.
+    /// On a machine with a GPU the probe finds it; on any other it says in one line what is
+    /// missing.
     #[test]
     fn a_probe_gives_a_gpu_or_one_clear_line() {
         match probe(&[]) {

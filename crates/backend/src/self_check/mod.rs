@@ -20,8 +20,8 @@ use crate::{Backend, BackendError, CpuBackend, CpuConfig, Dtype, WeightPrecision
 pub struct OperatorCheck {
     /// Operator and case.
     pub name: String,
-    /// `|out - expected| / |expected|` over all elements of the outputs; infinite where a value is no
-    /// number. For outputs that must be equal: the fraction that is not.
+    /// `|out - expected| / |expected|` over all elements of the outputs; infinite where a value is
+    /// no number. For outputs that must be equal: the fraction that is not.
     pub error: f64,
     /// Most that `error` may be.
     pub tolerance: f64,

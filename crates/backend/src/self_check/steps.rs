@@ -27,8 +27,8 @@ pub(super) struct RandomRow {
 impl RandomStep {
     pub(super) const VOCAB_SIZE: usize = 1000;
 
-    /// Rows whose blocks lie anywhere in the cache; every row is sampled, every fourth token that is
-    /// a row's only one is carried over.
+    /// Rows whose blocks lie anywhere in the cache; every row is sampled, every fourth token that
+    /// is a row's only one is carried over.
     pub(super) fn new(rows: &[RandomRow], block_size: usize) -> Self {
         let num_blocks: usize = rows.iter().map(|row| row.context_len.div_ceil(block_size)).sum();
         let num_cache_blocks = num_blocks + 5;

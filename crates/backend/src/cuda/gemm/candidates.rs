@@ -1,8 +1,8 @@
-//! What could compute a problem: cuBLASLt's proposals, those for more rows, those with the sums over k
-//! split among more blocks, and our own kernels.
+//! What could compute a problem: cuBLASLt's proposals, those for more rows, those with the sums
+//! over k split among more blocks, and our own kernels.
 //!
-//! cuBLASLt proposes few splits, although a product of few rows and columns has fewer tiles than the
-//! GPU has multiprocessors.
+//! cuBLASLt proposes few splits, although a product of few rows and columns has fewer tiles than
+//! the GPU has multiprocessors.
 
 use cudarc::cublaslt::sys as lt;
 use inflight_kernels::ops::gemv::Gemv;
@@ -21,8 +21,8 @@ use crate::{
 
 /// Proposals asked of cuBLASLt.
 const MAX_PROPOSALS: usize = 8;
-/// Numbers of rows whose proposals are tried for fewer rows too: on an H200, those for 64 rows are a
-/// sixth faster for 32 rows of 4096x4096 than those for 32.
+/// Numbers of rows whose proposals are tried for fewer rows too: on an H200, those for 64 rows are
+/// a sixth faster for 32 rows of 4096x4096 than those for 32.
 const OTHER_ROWS: [usize; 2] = [64, 128];
 /// Proposals of which splits are tried.
 const MAX_TO_SPLIT: usize = 4;
@@ -150,8 +150,8 @@ impl Gemm {
     }
 }
 
-/// `algorithm` with its sums split among `split` blocks and added up in f32; `None` if cuBLASLt does
-/// not let it be changed.
+/// `algorithm` with its sums split among `split` blocks and added up in f32; `None` if cuBLASLt
+/// does not let it be changed.
 fn with_split(
     algorithm: &lt::cublasLtMatmulAlgo_t,
     split: i32,

@@ -1,13 +1,12 @@
 //! Matrix products, mostly by cuBLASLt: `y = x * weight^T`, bf16 in, f32 accumulation.
 //!
-//! cuBLASLt is column-major: `x [m, k]` row-major is `k x m`, `weight [n, k]` is `k x n`, and
-//! `y [m, n]` is `n x m`, so the product asked for is `y = op(weight) * x` with `op` a transposition.
-//!
+//! cuBLASLt is column-major: row-major `x [m, k]` is `k x m` to it, `weight [n, k]` is `k x n` and
+//! `y [m, n]` is `n x m`, so the product asked for is `y = transposed(weight) * x`.
 //! Very few rows are also tried with a kernel of our own, [`inflight_kernels::ops::gemv`].
 //!
 //! [`problem`]: which products are computed alike. [`descriptor`]: what cuBLASLt is told.
-//! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold L2.
-//! [`store`]: the choices of earlier runs.
+//! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold
+//! L2. [`store`]: the choices of earlier runs.
 
 mod candidates;
 mod descriptor;
@@ -133,8 +132,8 @@ impl Gemm {
         self.lock().weights.entry((n, k)).or_default().push(Arc::downgrade(weight));
     }
 
-    /// Chooses the algorithm for `product`, unless that was done before. Allocates and waits for the
-    /// device, so it must not happen while a graph is being captured.
+    /// Chooses the algorithm for `product`, unless that was done before. Allocates and waits for
+    /// the device, so it must not happen while a graph is being captured.
     pub(super) fn prepare(
         &self,
         product: &Product,

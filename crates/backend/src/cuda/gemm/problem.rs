@@ -51,7 +51,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The smallest bucket that holds `num_rows`. Fine where decode steps are padded to it, coarse above.
+/// The smallest bucket that holds `num_rows`. Fine where decode steps are padded to it, coarse
+/// above.
 ///
 /// 1, 2, 4, then multiples of 8 up to 64, of 16 up to 128, of 32 up to 256, then powers of two.
 pub(in crate::cuda) fn row_bucket(num_rows: usize) -> usize {

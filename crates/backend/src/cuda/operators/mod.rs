@@ -295,6 +295,11 @@ impl Operators {
         let num_words = OutputLayout { max_rows }.num_words();
         check_buffer(outputs, Element::Word, num_words, "sample: outputs");
         assert!(step.num_sampled <= max_rows, "sample: more rows than outputs");
+        if state.vocab_size > Sample::MAX_VOCAB as usize {
+            let (has, most) = (state.vocab_size, Sample::MAX_VOCAB);
+            let reason = format!("a vocabulary of {has} tokens; CUDA devices take {most} at most");
+            return Err(BackendError::Unsupported(reason));
+        }
         let adjusted = self.adjusted.get((logits.address(), num_logits), || {
             CudaBuffer::zeroed(&self.loader.device, "adjusted logits", num_logits, Element::F32)
         })?;
