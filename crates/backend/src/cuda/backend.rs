@@ -1,10 +1,6 @@
 //! A GPU's [`Backend`]: checks arguments against buffers and enqueues.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cudarc::driver::sys;
 
@@ -15,17 +11,16 @@ use super::{
     gemm::{Bias, Gemm, Product},
     graph::{self, CapturedGraph},
     loaded::KernelLoader,
-    memory::{Allocation, CudaBuffer, CudaHostBuffer, Element},
+    memory::{CudaBuffer, CudaHostBuffer, Element},
     memory_plan::MemoryPlan,
     operators::{Gather, Operators},
     probe::{CudaProbe, check_capability, probe, version},
     rehearsal,
     stream::CudaStream,
-    weights::WeightLoader,
+    weights::{CudaEmbedding, CudaMatrix, Weights},
 };
 use crate::{
     Backend, BackendError, DeviceBatch, Dtype, Graph, HostTensor, StepCapacity, StepShape,
-    TensorData,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -61,29 +56,8 @@ struct Shared {
     operators: Operators,
     /// Idle but for the anchors of long measurements of time.
     clock: CudaStream,
-    /// Made when the first weight comes.
-    loader: Mutex<Option<WeightLoader>>,
-    /// The embedding table loaded last, for an output matrix that is the same tensor.
-    table: Mutex<Option<(TensorIdentity, Weak<Allocation>)>>,
+    weights: Weights,
 }
-
-/// A weight matrix as bf16, `[rows, cols]`.
-pub struct CudaMatrix {
-    allocation: Arc<Allocation>,
-    rows: usize,
-    cols: usize,
-}
-
-/// A table as bf16, `[rows, cols]`.
-pub struct CudaEmbedding {
-    pub(super) allocation: Arc<Allocation>,
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-}
-
-/// What tells whether two tensors are the same: where their values come from, and their shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct TensorIdentity(usize, usize, Vec<usize>);
 
 impl CudaBackend {
     /// Opens the GPU that `config` names and compiles the kernels that all models need.
@@ -103,9 +77,8 @@ impl CudaBackend {
         let kernels = Arc::new(KernelLoader::new(&device, cache)?);
         let gemm = Gemm::new(&kernels, found.cublaslt_version, cache)?;
         let operators = Operators::new(&kernels)?;
-        let (loader, table) = (Mutex::new(None), Mutex::new(None));
-        let clock = CudaStream::new(&device)?;
-        let shared = Shared { config, found, device, gemm, operators, clock, loader, table };
+        let (clock, weights) = (CudaStream::new(&device)?, Weights::new(&device));
+        let shared = Shared { config, found, device, gemm, operators, clock, weights };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -144,50 +117,6 @@ impl CudaBackend {
         CudaBuffer::zeroed(&self.shared.device, label, len, element)
     }
 
-    /// Uploads `parts` one after the other.
-    fn upload(
-        &self,
-        parts: &[HostTensor],
-        to: &Allocation,
-        element: Element,
-    ) -> Result<(), BackendError> {
-        let mut loader = self.shared.loader.lock().unwrap_or_else(PoisonError::into_inner);
-        if loader.is_none() {
-            *loader = Some(WeightLoader::new(&self.shared.device)?);
-        }
-        let loader = loader.as_mut().expect("was just made");
-        loader.load(parts, to, element, &self.shared.operators)
-    }
-
-    /// `parts` as bf16 in memory of their own, and their rows and columns.
-    fn upload_rows(
-        &self,
-        parts: &[HostTensor],
-    ) -> Result<(Allocation, usize, usize), BackendError> {
-        let first = parts.first().expect("a matrix has at least one part");
-        let (cols, rows) = (first.row_len(), parts.iter().map(HostTensor::num_rows).sum::<usize>());
-        for part in parts {
-            if part.shape.len() != 2 || part.row_len() != cols {
-                return Err(part.error(format!("is to be stacked on rows of {cols} elements")));
-            }
-            if cols == 0 || !cols.is_multiple_of(8) {
-                return Err(part.error("needs rows of a multiple of 8 elements on CUDA devices"));
-            }
-        }
-        let bytes = rows * cols * Element::Bf16.bytes();
-        let allocation = Allocation::new(&self.shared.device, &first.name, bytes)?;
-        self.upload(parts, &allocation, Element::Bf16)?;
-        Ok((allocation, rows, cols))
-    }
-
-    /// The embedding table's memory, if `parts` are that very tensor.
-    fn same_table(&self, parts: &[HostTensor]) -> Option<Arc<Allocation>> {
-        let table = self.shared.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let (identity, allocation) = table.as_ref()?;
-        let [part] = parts else { return None };
-        if TensorIdentity::of(part) == *identity { allocation.upgrade() } else { None }
-    }
-
     fn product(&self, args: &Matmul<'_, Self>) -> Product {
         let Matmul { x, weight, bias, out, num_rows, accumulate } = *args;
         let (n, k) = (weight.rows, weight.cols);
@@ -211,17 +140,6 @@ impl CudaBackend {
             k,
             accumulate,
         }
-    }
-}
-
-impl TensorIdentity {
-    fn of(tensor: &HostTensor) -> Self {
-        let (from, at) = match &tensor.data {
-            TensorData::Mapped { file, range } => (file.bytes().as_ptr() as usize, range.start),
-            TensorData::Owned(bytes) => (bytes.as_ptr() as usize, 0),
-            TensorData::Random { seed, std } => (*seed as usize, std.to_bits() as usize),
-        };
-        Self(from, at, tensor.shape.clone())
     }
 }
 
@@ -278,37 +196,17 @@ impl Backend for CudaBackend {
     }
 
     fn load_matrix(&self, parts: &[HostTensor]) -> Result<CudaMatrix, BackendError> {
-        let matrix = match self.same_table(parts) {
-            Some(allocation) => {
-                CudaMatrix { allocation, rows: parts[0].num_rows(), cols: parts[0].row_len() }
-            }
-            None => {
-                let (allocation, rows, cols) = self.upload_rows(parts)?;
-                CudaMatrix { allocation: Arc::new(allocation), rows, cols }
-            }
-        };
+        let matrix = self.shared.weights.matrix(parts, &self.shared.operators)?;
         self.shared.gemm.add_weight(&matrix.allocation, matrix.rows, matrix.cols);
         Ok(matrix)
     }
 
     fn load_embedding(&self, table: &HostTensor) -> Result<CudaEmbedding, BackendError> {
-        let (allocation, rows, cols) = self.upload_rows(std::slice::from_ref(table))?;
-        let allocation = Arc::new(allocation);
-        let known = (TensorIdentity::of(table), Arc::downgrade(&allocation));
-        *self.shared.table.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
-        Ok(CudaEmbedding { allocation, rows, cols })
+        self.shared.weights.embedding(table, &self.shared.operators)
     }
 
     fn load_vector(&self, parts: &[HostTensor]) -> Result<CudaBuffer, BackendError> {
-        let len = parts.iter().map(|part| part.num_rows() * part.row_len()).sum();
-        let vector = self.alloc("vector", len, Element::F32)?;
-        self.upload(parts, vector.allocation(), Element::F32)?;
-        if parts.iter().any(|part| part.shape.len() > 1) {
-            return Ok(vector); // a table of rotations: no bias
-        }
-        let copy = self.alloc("bias", len, Element::Bf16)?;
-        self.upload(parts, copy.allocation(), Element::Bf16)?;
-        Ok(vector.with_bf16(copy))
+        self.shared.weights.vector(parts, &self.shared.operators)
     }
 
     fn matrix_bytes(&self, matrix: &CudaMatrix) -> usize {

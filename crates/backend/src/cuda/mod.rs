@@ -29,7 +29,7 @@ mod rehearsal;
 mod stream;
 mod weights;
 
-pub use backend::{CudaBackend, CudaConfig, CudaEmbedding, CudaMatrix};
+pub use backend::{CudaBackend, CudaConfig};
 pub use device::DeviceInfo;
 pub use event::CudaEvent;
 pub use libraries::usual_library_folders;
@@ -37,3 +37,4 @@ pub use memory::{CudaBuffer, CudaHostBuffer};
 pub use memory_plan::MemoryPlan;
 pub use probe::{CudaProbe, probe};
 pub use stream::CudaStream;
+pub use weights::{CudaEmbedding, CudaMatrix};

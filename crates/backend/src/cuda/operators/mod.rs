@@ -24,11 +24,12 @@ use inflight_kernels::{
 
 use self::attention::AttentionPlans;
 use super::{
-    backend::{CudaBackend, CudaEmbedding},
+    backend::CudaBackend,
     by_key::ByKey,
     loaded::{KernelLoader, Loaded},
     memory::{CudaBuffer, Element},
     stream::CudaStream,
+    weights::CudaEmbedding,
 };
 use crate::{BackendError, DeviceBatch, OutputLayout, StepShape, ops, ops::SamplingState};
 

@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc, thread};
 use cudarc::driver::sys;
 use half::{bf16, slice::HalfFloatSliceExt};
 
-use super::{
+use crate::cuda::{
     check::check,
     device::Device,
     event::CudaEvent,
@@ -24,7 +24,7 @@ const MAX_THREADS: usize = 16;
 const MIN_BYTES_PER_THREAD: usize = 256 << 10;
 
 /// Copies weights to the device.
-pub(super) struct WeightLoader {
+pub(super) struct Uploader {
     stream: CudaStream,
     halves: [Half; 2],
     /// The half that was filled last.
@@ -36,7 +36,7 @@ struct Half {
     copied: CudaEvent,
 }
 
-impl WeightLoader {
+impl Uploader {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
         let half = || {
             let host = CudaHostBuffer::zeroed(device, "weight staging", STAGING_BYTES)?;
