@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! cli → server → engine → scheduler → kv-cache          (pure)
-//!        │         └────→ model → backend → kernels      (device)
-//!        └→ tokenizer      sim implements Backend and drives engine
+//!  │     │         └────→ model → backend → kernels      (device)
+//!  │     └→ tokenizer      sim implements Backend and drives engine
+//!  └→ bench → engine, model, backend
 //! ```
 
 use std::collections::BTreeSet;
@@ -16,7 +17,7 @@ use super::workspace::{Dependency, Package, Workspace};
 const PREFIX: &str = "inflight-";
 /// Each room and those it may depend on. A room that is not here has no arrow yet: draw it first.
 const ARROWS: [(&str, &[&str]); 12] = [
-    ("cli", &["server", "engine", "scheduler", "model", "backend", "tokenizer"]),
+    ("cli", &["server", "bench", "engine", "scheduler", "model", "backend", "tokenizer"]),
     ("server", &["engine", "tokenizer"]),
     ("engine", &["scheduler", "kv-cache", "model", "backend"]),
     ("scheduler", &["kv-cache"]),
@@ -26,7 +27,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("kernels", &[]),
     ("tokenizer", &[]),
     ("sim", &["backend", "engine", "scheduler", "kv-cache", "model"]),
-    ("bench", &[]),
+    ("bench", &["engine", "model", "backend"]),
     ("xtask", &[]),
 ];
 /// Tests may also drive a room by simulation.

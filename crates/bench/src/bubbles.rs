@@ -1,0 +1,179 @@
+//! When the device had nothing to run, and why.
+
+use std::time::Duration;
+
+use inflight_engine::{Span, StepRecord};
+use serde::Serialize;
+
+/// What the device waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Nothing was asked of the engine.
+    NoWork,
+    /// The host waited for results and to be woken.
+    HostWaits,
+    /// The host read the results of earlier batches.
+    HostCollects,
+    /// The host took requests in and planned.
+    HostPlans,
+    /// The host wrote the inputs.
+    HostStages,
+    /// The host enqueued.
+    HostLaunches,
+    /// The inputs were being copied.
+    InputsLate,
+    /// All was enqueued: what the device itself takes from one batch to the next.
+    Device,
+}
+
+impl Cause {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoWork => "no work",
+            Self::HostWaits => "host late: waits for results",
+            Self::HostCollects => "host late: collects",
+            Self::HostPlans => "host late: plans",
+            Self::HostStages => "host late: stages",
+            Self::HostLaunches => "host late: launches",
+            Self::InputsLate => "inputs late",
+            Self::Device => "device: between batches",
+        }
+    }
+}
+
+/// A gap between the compute intervals of two batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bubble {
+    /// From the end of one batch to the begin of the next.
+    pub span: Span,
+    /// What took most of it.
+    pub cause: Cause,
+}
+
+/// Finds bubbles in records that come in order.
+#[derive(Clone, Debug, Default)]
+pub struct Bubbles {
+    /// The two records before: with two batches in flight, the host may be collecting either.
+    before: [Option<StepRecord>; 2],
+}
+
+impl Bubbles {
+    /// The bubble before `record`'s batch, if there was one.
+    pub fn before(&mut self, record: &StepRecord) -> Option<Bubble> {
+        let [older, last] = &self.before;
+        let bubble = last.as_ref().and_then(|last| {
+            let span = Span { start: last.compute.end, end: record.compute.start };
+            let earlier = older.iter().chain([last]);
+            (span.end > span.start).then(|| Bubble { span, cause: cause(span, earlier, record) })
+        });
+        self.before = [self.before[1].take(), Some(record.clone())];
+        bubble
+    }
+}
+
+/// Whatever takes most of `gap`.
+fn cause<'a>(
+    gap: Span,
+    earlier: impl Iterator<Item = &'a StepRecord>,
+    record: &StepRecord,
+) -> Cause {
+    let mut shares = vec![
+        (Cause::HostPlans, shared(gap, record.admit) + shared(gap, record.plan)),
+        (Cause::HostStages, shared(gap, record.stage)),
+        (Cause::HostLaunches, shared(gap, record.launch)),
+    ];
+    let mut collected = Duration::ZERO;
+    for step in earlier {
+        // A step collected after this one was launched did not hold it up.
+        if step.collect.end <= record.launch.start {
+            shares.push((Cause::HostWaits, shared(gap, step.blocked)));
+            shares.push((Cause::HostCollects, shared(gap, step.collect)));
+            collected = collected.max(step.collect.end);
+        }
+    }
+    if collected > Duration::ZERO {
+        let idle = Span { start: collected, end: record.admit.start };
+        shares.push((Cause::NoWork, shared(gap, idle)));
+    }
+    // The copy of inputs counts only once the host is done with its part.
+    let copied = Span { start: record.launch.end.max(record.h2d.start), end: record.h2d.end };
+    shares.push((Cause::InputsLate, shared(gap, copied)));
+    let enqueued = record.launch.end.max(record.h2d.end);
+    shares.push((Cause::Device, shared(gap, Span { start: enqueued, end: gap.end })));
+    let most = shares.into_iter().max_by_key(|(_, share)| *share);
+    most.map_or(Cause::Device, |(cause, _)| cause)
+}
+
+/// How long both spans are.
+fn shared(a: Span, b: Span) -> Duration {
+    a.end.min(b.end).saturating_sub(a.start.max(b.start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, end: u64) -> Span {
+        Span { start: Duration::from_micros(start), end: Duration::from_micros(end) }
+    }
+
+    /// A step collected at 130..140 whose compute interval ended at 100.
+    fn first() -> StepRecord {
+        StepRecord {
+            batch: 1,
+            launch: span(5, 10),
+            compute: span(12, 100),
+            blocked: span(10, 130),
+            collect: span(130, 140),
+            ..StepRecord::default()
+        }
+    }
+
+    fn check(second: StepRecord, expected: Option<(Span, Cause)>) {
+        let mut bubbles = Bubbles::default();
+        assert_eq!(bubbles.before(&first()), None, "nothing comes before the first");
+        let bubble = bubbles.before(&second);
+        assert_eq!(bubble.map(|bubble| (bubble.span, bubble.cause)), expected);
+    }
+
+    /// A step whose host work begins at `at`, with these lengths of plan, stage and launch.
+    fn step(at: u64, [plan, stage, launch]: [u64; 3], compute: u64) -> StepRecord {
+        let (planned, staged) = (at + plan, at + plan + stage);
+        StepRecord {
+            batch: 2,
+            admit: span(at, at),
+            plan: span(at, planned),
+            stage: span(planned, staged),
+            launch: span(staged, staged + launch),
+            h2d: span(staged + launch, staged + launch),
+            compute: span(compute, compute + 50),
+            ..StepRecord::default()
+        }
+    }
+
+    #[test]
+    fn batches_back_to_back_leave_no_bubble() {
+        check(step(20, [1, 1, 1], 100), None);
+    }
+
+    #[test]
+    fn the_longest_share_is_the_cause() {
+        // Planned while the first computed: what is left is the device's own.
+        check(step(20, [1, 1, 1], 103), Some((span(100, 103), Cause::Device)));
+        check(step(141, [60, 2, 2], 206), Some((span(100, 206), Cause::HostPlans)));
+        check(step(141, [2, 60, 2], 206), Some((span(100, 206), Cause::HostStages)));
+        check(step(141, [2, 2, 60], 206), Some((span(100, 206), Cause::HostLaunches)));
+        // 30 µs from the batch's end to the host's waking, and little else.
+        check(step(141, [2, 2, 2], 148), Some((span(100, 148), Cause::HostWaits)));
+        // The next request came 860 µs after the first was done.
+        check(step(1000, [2, 2, 2], 1007), Some((span(100, 1007), Cause::NoWork)));
+    }
+
+    #[test]
+    fn inputs_may_be_late() {
+        let late = StepRecord { h2d: span(147, 300), ..step(141, [2, 2, 2], 301) };
+        check(late, Some((span(100, 301), Cause::InputsLate)));
+    }
+}

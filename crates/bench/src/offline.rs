@@ -1,0 +1,271 @@
+//! Many requests at once through an engine: what comes out, and when every step happened.
+
+use std::{
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use inflight_backend::{Backend, philox};
+use inflight_engine::{
+    Engine, EngineError, EngineHandle, FinishReason, RequestSpec, SamplingParams, SinkClosed,
+    StepRecord, TokenSink, Update,
+};
+
+/// Records that wait to be taken; they are taken every [`POLL`].
+const MAX_WAITING_RECORDS: usize = 1 << 16;
+/// How often progress is shown and records are taken.
+const POLL: Duration = Duration::from_millis(50);
+/// Tokens of each warm-up request: a prefill and a decode step.
+const WARM_UP_TOKENS: usize = 2;
+
+/// What the requests are. All are known before the first step, and none ends but by length.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OfflineWorkload {
+    /// Requests.
+    pub num_prompts: usize,
+    /// Tokens of each prompt, drawn at random; prompts differ from each other.
+    pub input_len: usize,
+    /// Tokens that each request generates.
+    pub output_len: usize,
+    /// Requests take turns with these; each adds its number to the seed. Not empty.
+    pub sampling: Vec<SamplingParams>,
+    /// Whether the same prompts go through the engine first, since a device loads code when it first
+    /// runs it.
+    pub warm_up: bool,
+}
+
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub struct OfflineRun {
+    /// From the moment the engine sees all requests to the last one's end.
+    pub wall: Duration,
+    /// Each request's tokens.
+    pub tokens: Vec<Vec<u32>>,
+    /// Every step of the run, in order; those of the warm-up are left out.
+    pub steps: Vec<StepRecord>,
+    /// Steps whose records were lost, as the engine never waits for whoever takes them.
+    pub num_lost_steps: u64,
+}
+
+/// Runs `workload` on an engine that has not run yet, which must take one request more than the
+/// workload has. `progress` is told how many tokens were generated.
+///
+/// # Errors
+/// A request that the engine refuses, or the engine's own failure.
+pub fn run_offline<B: Backend>(
+    mut engine: Engine<B>,
+    handle: EngineHandle,
+    workload: &OfflineWorkload,
+    progress: &mut dyn FnMut(u64),
+) -> Result<OfflineRun> {
+    let (sender, records) = mpsc::sync_channel(MAX_WAITING_RECORDS);
+    engine.trace_to(sender);
+    if workload.warm_up {
+        let running = Running { thread: spawn(engine)?, handle, records };
+        submit(&running.handle, workload, WARM_UP_TOKENS)?.wait(|| ())?;
+        let gate = Gate::close(&running.handle)?;
+        let counts = Counts::of(&running.handle);
+        let submitted = submit(&running.handle, workload, workload.output_len)?;
+        let started = Instant::now();
+        gate.open()?;
+        return running.finish(submitted, started, counts, progress);
+    }
+    let counts = Counts::of(&handle);
+    let submitted = submit(&handle, workload, workload.output_len)?;
+    let started = Instant::now();
+    let running = Running { thread: spawn(engine)?, handle, records };
+    running.finish(submitted, started, counts, progress)
+}
+
+fn spawn<B: Backend>(engine: Engine<B>) -> Result<JoinHandle<Result<(), EngineError>>> {
+    let thread = thread::Builder::new().name("engine".to_owned());
+    thread.spawn(move || engine.run()).context("no thread for the engine")
+}
+
+struct Running {
+    handle: EngineHandle,
+    thread: JoinHandle<Result<(), EngineError>>,
+    records: Receiver<StepRecord>,
+}
+
+/// What the engine had done before the run.
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    steps: u64,
+    tokens: u64,
+}
+
+impl Counts {
+    fn of(handle: &EngineHandle) -> Self {
+        let stats = handle.stats();
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Self { steps: load(&stats.num_steps), tokens: load(&stats.num_generated_tokens) }
+    }
+}
+
+impl Running {
+    fn finish(
+        self,
+        submitted: Submitted,
+        started: Instant,
+        before: Counts,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<OfflineRun> {
+        let mut steps = Vec::new();
+        let answers = submitted.wait(|| {
+            steps.extend(self.records.try_iter());
+            progress(Counts::of(&self.handle).tokens - before.tokens);
+        });
+        self.handle.drain();
+        let ended = self.thread.join().map_err(|_| anyhow!("the engine panicked"))?;
+        let answers = answers?;
+        ended.context("the engine failed")?;
+        steps.extend(self.records.try_iter());
+        steps.retain(|step| step.batch > before.steps);
+        let num_steps = Counts::of(&self.handle).steps - before.steps;
+        let last = answers.iter().map(|answer| answer.ended).max().unwrap_or(started);
+        Ok(OfflineRun {
+            wall: last.saturating_duration_since(started),
+            tokens: answers.into_iter().map(|answer| answer.tokens).collect(),
+            num_lost_steps: num_steps - steps.len() as u64,
+            steps,
+        })
+    }
+}
+
+/// A request's tokens, and when the last came.
+struct Answer {
+    tokens: Vec<u32>,
+    ended: Instant,
+}
+
+/// Requests that the engine has, and where their answers come.
+struct Submitted {
+    num_requests: usize,
+    answers: Receiver<(usize, Result<Answer>)>,
+}
+
+impl Submitted {
+    /// Waits for all answers, calling `poll` now and then.
+    fn wait(self, mut poll: impl FnMut()) -> Result<Vec<Answer>> {
+        let mut all: Vec<Option<Answer>> = (0..self.num_requests).map(|_| None).collect();
+        let mut num_missing = self.num_requests;
+        while num_missing > 0 {
+            match self.answers.recv_timeout(POLL) {
+                Ok((request, answer)) => {
+                    all[request] = Some(answer?);
+                    num_missing -= 1;
+                    continue; // look at progress only when there is time
+                }
+                Err(RecvTimeoutError::Timeout) => poll(),
+                Err(RecvTimeoutError::Disconnected) => bail!("the engine forgot a request"),
+            }
+        }
+        poll();
+        Ok(all.into_iter().flatten().collect())
+    }
+}
+
+fn submit(
+    handle: &EngineHandle,
+    workload: &OfflineWorkload,
+    output_len: usize,
+) -> Result<Submitted> {
+    let (sender, answers) = mpsc::channel();
+    let num_requests = workload.num_prompts;
+    for request in 0..num_requests {
+        let spec = spec(workload, request, output_len, handle.limits().vocab_size)?;
+        let request_of_engine = handle.limits().validate(spec)?;
+        let tokens = Vec::with_capacity(output_len);
+        let sink = Collector { request, tokens, answers: sender.clone() };
+        handle.submit(request_of_engine, Box::new(sink))?;
+    }
+    Ok(Submitted { num_requests, answers })
+}
+
+fn spec(
+    workload: &OfflineWorkload,
+    request: usize,
+    output_len: usize,
+    vocab_size: usize,
+) -> Result<RequestSpec> {
+    let draw = |i| (philox::uniform(request as u64, i) * vocab_size as f64) as u32;
+    let mut sampling = workload.sampling[request % workload.sampling.len()].clone();
+    sampling.seed = sampling.seed.wrapping_add(request as u64);
+    let input_len = u32::try_from(workload.input_len).context("the prompts are too long")?;
+    Ok(RequestSpec {
+        prompt: (0..input_len).map(draw).collect(),
+        max_tokens: Some(output_len),
+        sampling,
+        ..RequestSpec::default()
+    })
+}
+
+/// Keeps a request's tokens until its end, so that the engine's thread only ever pushes one.
+struct Collector {
+    request: usize,
+    tokens: Vec<u32>,
+    answers: Sender<(usize, Result<Answer>)>,
+}
+
+impl TokenSink for Collector {
+    fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
+        let answer = match update {
+            Update::Token(update) => {
+                self.tokens.push(update.token);
+                return Ok(());
+            }
+            Update::Finished(FinishReason::Failed(reason)) => Err(anyhow!("{reason}")),
+            Update::Finished(_) => {
+                Ok(Answer { tokens: std::mem::take(&mut self.tokens), ended: Instant::now() })
+            }
+        };
+        self.answers.send((self.request, answer)).map_err(|_| SinkClosed)
+    }
+}
+
+/// Holds the engine between two steps until everything was submitted, so that its first step sees
+/// all requests: with overlap on and off they then meet the same schedule.
+///
+/// It is a request of one token whose final message does not return. No product may do that; here
+/// nobody else waits.
+struct Gate {
+    open: Sender<()>,
+}
+
+struct GateSink {
+    reached: Sender<()>,
+    opened: Receiver<()>,
+}
+
+impl Gate {
+    /// Returns when the engine stands at the gate.
+    fn close(handle: &EngineHandle) -> Result<Self> {
+        let spec = RequestSpec { prompt: vec![0], max_tokens: Some(1), ..RequestSpec::default() };
+        let (reached, is_reached) = mpsc::channel();
+        let (open, opened) = mpsc::channel();
+        let sink = GateSink { reached, opened };
+        handle.submit(handle.limits().validate(spec)?, Box::new(sink))?;
+        is_reached.recv().context("the engine stopped while it warmed up")?;
+        Ok(Self { open })
+    }
+
+    fn open(self) -> Result<()> {
+        self.open.send(()).context("the engine stopped while requests were submitted")
+    }
+}
+
+impl TokenSink for GateSink {
+    fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
+        if let Update::Finished(_) = update {
+            // A gate that nobody opens any more is open.
+            let _ = self.reached.send(()).map(|()| self.opened.recv());
+        }
+        Ok(())
+    }
+}
