@@ -79,22 +79,26 @@ fn compare_all(config: CpuConfig, check: impl Fn(&Reference, usize, Prediction))
     let decoder = load(&backend);
     for reference in references() {
         let predictions = forced_predictions(&backend, &decoder, &reference);
-        let largest = |theirs: &[Prediction]| {
-            let pairs = predictions.iter().zip(theirs);
-            pairs.map(|(a, b)| (a.logprob - b.logprob).abs()).fold(0.0, f32::max)
-        };
         println!(
-            "{:22} largest logprob difference: {:.4} to llama.cpp, {:.4} to its f32, {:.4} to f64",
+            "{:22} logprob differences, mean and largest: {} to llama.cpp, {} to its f32, {} to f64",
             reference.name,
-            largest(&reference.quantised),
-            largest(&reference.dequantised),
-            largest(&reference.exact)
+            differences(&predictions, &reference.quantised),
+            differences(&predictions, &reference.dequantised),
+            differences(&predictions, &reference.exact)
         );
         assert_eq!(predictions.len(), reference.output.len());
         for (i, ours) in predictions.iter().enumerate() {
             check(&reference, i, *ours);
         }
     }
+}
+
+/// Mean and largest difference in logprob, for people.
+fn differences(ours: &[Prediction], theirs: &[Prediction]) -> String {
+    let pairs = ours.iter().zip(theirs);
+    let all: Vec<f32> = pairs.map(|(a, b)| (a.logprob - b.logprob).abs()).collect();
+    let mean = all.iter().sum::<f32>() / all.len() as f32;
+    format!("{mean:.4} {:.4}", all.iter().copied().fold(0.0, f32::max))
 }
 
 /// What the model predicts at each token of a reference output, given all tokens before it.
