@@ -1,10 +1,18 @@
-//! Logits of whole models on the GPU, against the CPU in f32 and against double precision:
-//! `cuda_logits [CACHE_FOLDER] [MODEL.gguf EXACT.json]`.
+//! Logits of whole models on the GPU, against the CPU in f32, against double precision and against
+//! transformers on the same GPU:
 //!
-//! Small models of random weights cover what families do unlike each other; `EXACT.json` is
-//! `tests/default_model/exact.json`.
+//! ```text
+//! cuda_logits CACHE_FOLDER                              # random models of each family
+//! cuda_logits CACHE_FOLDER exact MODEL.gguf EXACT.json  # tests/default_model/exact.json
+//! cuda_logits CACHE_FOLDER fixtures FOLDER GPU.json     # by transformers_logits.py
+//! ```
 
-use std::{error::Error, path::PathBuf, process::ExitCode};
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use inflight_backend::{
     CpuBackend, CpuConfig, CudaBackend, CudaConfig, Dtype, WeightPrecision,
@@ -47,13 +55,24 @@ fn main() -> Result<ExitCode, Failure> {
         graphs: true,
         blocking_waits: true,
     })?;
-    let mut passed = true;
-    for (name, family) in FAMILIES {
-        passed &= check_family(&cuda, name, family)?;
-    }
-    if let (Some(model), Some(exact)) = (arguments.next(), arguments.next()) {
-        passed &= check_model(&cuda, model.as_ref(), &std::fs::read_to_string(exact)?)?;
-    }
+    let arguments: Vec<String> = arguments.collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let passed = match arguments[..] {
+        [] => {
+            let mut passed = true;
+            for (name, family) in FAMILIES {
+                passed &= check_family(&cuda, name, family)?;
+            }
+            passed
+        }
+        ["exact", model, exact] => {
+            check_model(&cuda, model.as_ref(), &std::fs::read_to_string(exact)?)?
+        }
+        ["fixtures", folder, logits] => {
+            check_fixtures(&cuda, folder.as_ref(), &std::fs::read_to_string(logits)?)?
+        }
+        _ => return Err("usage: see the example's first lines".into()),
+    };
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -95,7 +114,7 @@ struct Exact {
     margin: Vec<f64>,
 }
 
-fn check_model(cuda: &CudaBackend, path: &std::path::Path, exact: &str) -> Result<bool, Failure> {
+fn check_model(cuda: &CudaBackend, path: &Path, exact: &str) -> Result<bool, Failure> {
     let files = ModelFiles::open(path)?;
     let decoder = Decoder::load(cuda, &files.config, &files.weights, 2048, &mut |_| {})?;
     let texts: Vec<Exact> = serde_json::from_str(exact)?;
@@ -118,6 +137,54 @@ fn check_model(cuda: &CudaBackend, path: &std::path::Path, exact: &str) -> Resul
         passed &= ok;
     }
     Ok(passed)
+}
+
+/// What transformers gives for a sequence on this GPU.
+#[derive(Deserialize)]
+struct Sequence {
+    input_ids: Vec<u32>,
+    argmax: Vec<usize>,
+    margin: Vec<f32>,
+    last_logits: Vec<Vec<f32>>,
+}
+
+#[derive(Deserialize)]
+struct Fixture {
+    sequences: Vec<Sequence>,
+}
+
+fn check_fixtures(cuda: &CudaBackend, folder: &Path, logits: &str) -> Result<bool, Failure> {
+    let fixtures: BTreeMap<String, Fixture> = serde_json::from_str(logits)?;
+    let mut passed = true;
+    for (name, fixture) in &fixtures {
+        let files = ModelFiles::open(&folder.join(name))?;
+        let decoder = Decoder::load(cuda, &files.config, &files.weights, 128, &mut |_| {})?;
+        for expected in &fixture.sequences {
+            let logits = all_logits(cuda, &decoder, &expected.input_ids, 64)?;
+            let ok = check_sequence(name, &logits, expected, files.config.vocab_size);
+            passed &= ok;
+        }
+    }
+    Ok(passed)
+}
+
+/// Two computations in bf16 may each be off by [`TOLERANCE`].
+fn check_sequence(name: &str, logits: &[f32], expected: &Sequence, vocab_size: usize) -> bool {
+    let rows: Vec<&[f32]> = logits.chunks_exact(vocab_size).collect();
+    let last_rows = rows[rows.len() - expected.last_logits.len()..].concat();
+    let error = relative_error(&last_rows, &expected.last_logits.concat());
+    let largest = expected.last_logits.iter().flatten().fold(0f32, |max, x| max.max(x.abs()));
+    let wide = 2.0 * TOLERANCE as f32 * largest;
+    let (mut parted, mut wrong) = (0, 0);
+    for (i, row) in rows.iter().enumerate() {
+        if argmax(row) != expected.argmax[i] {
+            parted += 1;
+            wrong += usize::from(expected.margin[i] > wide);
+        }
+    }
+    let (ok, num) = (error <= 2.0 * TOLERANCE && wrong == 0, rows.len());
+    println!("{name:14} {num:3} tokens: error {error:.2e}, {parted} tops differ, ok {ok}");
+    ok
 }
 
 fn relative_error(out: &[f32], expected: &[f32]) -> f64 {
