@@ -11,6 +11,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/inflight
 VENV := $(TARGET)/venv
 FETCH_MODEL := $(PYTHON) scripts/fetch_default_model.py
+FETCH_NVRTC := $(PYTHON) scripts/fetch_nvrtc.py
 
 .PHONY: help serve build test test-rust test-end-to-end lint
 .DEFAULT_GOAL := help
@@ -40,10 +41,12 @@ serve: build
 
 test: test-rust test-end-to-end
 
-# Ignored tests are those that need the default model. Doc tests run apart, because
-# `--include-ignored` would also run the examples that are marked as not runnable.
+# Ignored tests are those that need the default model, or NVRTC to compile every kernel (which needs
+# no GPU). Doc tests run apart, because `--include-ignored` would also run the examples that are
+# marked as not runnable.
 test-rust:
 	set -e; model=$$($(FETCH_MODEL)); export INFLIGHT_TEST_MODEL="$$model"; \
+	nvrtc=$$($(FETCH_NVRTC)); export INFLIGHT_TEST_NVRTC="$$nvrtc"; \
 	$(CARGO) test --locked --workspace --lib --bins --tests -- --include-ignored
 	$(CARGO) test --locked --workspace --doc
 	$(CARGO) test --locked -p inflight-engine --features shuttle --test protocol
