@@ -34,8 +34,8 @@ pub struct OfflineWorkload {
     pub output_len: usize,
     /// Requests take turns with these; each adds its number to the seed. Not empty.
     pub sampling: Vec<SamplingParams>,
-    /// Whether the same prompts go through the engine first, since a device loads code when it first
-    /// runs it.
+    /// Whether the same prompts go through the engine first, since a device loads code when it
+    /// first runs it.
     pub warm_up: bool,
 }
 

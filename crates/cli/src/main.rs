@@ -1,8 +1,9 @@
 //! The binary `inflight`: arguments to a resolved, frozen configuration, and the commands.
 //!
 //! Reading order: [`args`] (what users write), [`models`] and [`hub`] (which files that means),
-//! [`resolve`] (numbers instead of defaults), [`start`] (files to a running engine), [`serve`],
-//! [`run`], [`chat`] (the commands), [`answer`] (one prompt's text as it comes).
+//! [`device`] (what computes), [`resolve`] (numbers instead of defaults), [`memory`] (whose is
+//! what), [`assembly`] (all that to an engine), [`start`] (which then runs), [`serve`], [`run`],
+//! [`chat`], [`doctor`], [`bench`] (the commands), [`answer`] (one prompt's text as it comes).
 //!
 //! Invariant: the only room that reads arguments and environment.
 //! Invariant: stdout has answers only; all else goes to stderr.
@@ -15,9 +16,14 @@ use crate::args::{Cli, Command};
 
 mod answer;
 mod args;
+mod assembly;
+mod bench;
 mod chat;
+mod device;
+mod doctor;
 mod hub;
 mod logging;
+mod memory;
 mod models;
 mod progress;
 mod resolve;
@@ -36,6 +42,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::serve(args),
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::chat(args),
+        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Bench(args) => bench::bench(&args.command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

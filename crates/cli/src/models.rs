@@ -48,7 +48,7 @@ impl ModelArgument {
     /// Finds the model's files, downloading those of a hub model that are not here yet.
     pub(crate) fn fetch(&self, show_progress: bool) -> Result<LocalModel> {
         match self {
-            Self::Default => default_model(&cache_folder(|name| env::var_os(name))?),
+            Self::Default => default_model(&cache_folder(|name| env::var_os(name))?.join("models")),
             Self::Path(path) => local_model(path),
             Self::Hub(model) => {
                 let path = hub::fetch(model, show_progress)?;
@@ -83,12 +83,14 @@ fn default_model(folder: &Path) -> Result<LocalModel> {
     local_model(&path)
 }
 
-/// Where fetched models lie: in the user's cache.
-fn cache_folder(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<PathBuf> {
+/// Where fetched models and compiled kernels lie: in the user's cache.
+pub(crate) fn cache_folder(
+    variable: impl Fn(&str) -> Option<std::ffi::OsString>,
+) -> Result<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     let base = base.context("neither XDG_CACHE_HOME nor HOME says where the user's cache is")?;
-    Ok(base.join("inflight").join("models"))
+    Ok(base.join("inflight"))
 }
 
 #[cfg(test)]
@@ -144,11 +146,11 @@ mod tests {
             })
         };
         let home = ("HOME", "/home/ann");
-        let default = PathBuf::from("/home/ann/.cache/inflight/models");
+        let default = PathBuf::from("/home/ann/.cache/inflight");
         assert_eq!(folder(&[home]).unwrap(), default);
         assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "")]).unwrap(), default);
         let own = folder(&[home, ("XDG_CACHE_HOME", "/cache")]).unwrap();
-        assert_eq!(own, PathBuf::from("/cache/inflight/models"));
+        assert_eq!(own, PathBuf::from("/cache/inflight"));
         assert!(folder(&[]).is_err());
         let error = default_model(Path::new("/absent")).unwrap_err().to_string();
         assert!(error.contains("make serve") && error.contains(DEFAULT_MODEL_FILE), "{error}");

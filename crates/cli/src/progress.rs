@@ -1,7 +1,7 @@
-//! How far loading has come: a bar for people, a log line for files.
+//! How far something has come: a bar for people, a log line for files.
 
 use std::io::{self, IsTerminal};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use inflight_model::LoadProgress;
@@ -45,6 +45,62 @@ impl LoadingBar {
                 let seconds = self.started.elapsed().as_secs_f32();
                 tracing::info!(seconds, "weights are loaded");
             }
+        }
+    }
+}
+
+/// Shows that something takes a while of which nobody knows how far it is.
+pub(crate) struct Waiting {
+    what: &'static str,
+    /// `None`: nobody watches.
+    spinner: Option<ProgressBar>,
+    started: Instant,
+}
+
+impl Waiting {
+    pub(crate) fn new(what: &'static str, no_progress: bool) -> Self {
+        let spinner = is_watched(no_progress).then(|| {
+            let style = ProgressStyle::with_template("{msg} {spinner} {elapsed}");
+            let style = style.expect("the template is valid");
+            let spinner = ProgressBar::new_spinner().with_style(style).with_message(what);
+            spinner.enable_steady_tick(Duration::from_millis(100));
+            spinner
+        });
+        Self { what, spinner, started: Instant::now() }
+    }
+
+    pub(crate) fn finish(self) {
+        match self.spinner {
+            Some(spinner) => spinner.finish_and_clear(),
+            None => {
+                let seconds = self.started.elapsed().as_secs_f32();
+                tracing::info!(seconds, "{} took", self.what);
+            }
+        }
+    }
+}
+
+/// Shows how many tokens were generated.
+pub(crate) struct TokenBar(Option<ProgressBar>);
+
+impl TokenBar {
+    pub(crate) fn new(num_tokens: u64, no_progress: bool) -> Self {
+        Self(is_watched(no_progress).then(|| {
+            let style = "tokens {bar:40} {pos}/{len} {per_sec} {elapsed}, {eta} to go";
+            let style = ProgressStyle::with_template(style).expect("the template is valid");
+            ProgressBar::new(num_tokens).with_style(style)
+        }))
+    }
+
+    pub(crate) fn show(&self, num_tokens: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position(num_tokens);
+        }
+    }
+
+    pub(crate) fn finish(self) {
+        if let Some(bar) = self.0 {
+            bar.finish_and_clear();
         }
     }
 }

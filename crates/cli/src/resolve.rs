@@ -3,17 +3,20 @@
 use std::fs;
 use std::num::NonZeroUsize;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use inflight_backend::{CpuConfig, Dtype, SimdLevel, WeightPrecision};
 use inflight_engine::EngineConfig;
 use inflight_model::{ModelConfig, kv_bytes_per_token};
 
-use crate::args::{EngineArgs, KvDtype, Switch, WeightDtype};
+use crate::args::{DeviceWait, EngineArgs, KvDtype, WeightDtype};
+use crate::device::GpuUse;
 
 /// What is assumed where the system does not tell.
 const UNKNOWN_MEMORY_BYTES: u64 = 8 << 30;
-/// The KV cache gets this share of the memory, unless told otherwise.
+/// On CPUs the KV cache gets this share of the memory, unless told otherwise.
 const KV_CACHE_SHARE: u64 = 4;
+/// Share of a GPU's memory that is used, unless told otherwise.
+const GPU_MEMORY_UTILIZATION: f64 = 0.9;
 
 /// What the machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,27 +28,56 @@ pub(crate) struct Machine {
 /// What a command needs of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Workload {
-    /// Sequences in a batch, unless told otherwise.
-    pub(crate) usual_num_seqs: usize,
+    /// Requests at the same time; `None`: as many as come.
+    pub(crate) num_requests: Option<usize>,
     /// Requests that may wait beside those that run.
     pub(crate) max_queue: usize,
+    /// Whether the host plans ahead.
+    pub(crate) overlap: bool,
 }
 
 impl Workload {
     /// One request after the other.
-    pub(crate) const ALONE: Self = Self { usual_num_seqs: 1, max_queue: 0 };
+    pub(crate) fn alone(overlap: bool) -> Self {
+        Self { num_requests: Some(1), max_queue: 0, overlap }
+    }
 
     /// Many clients.
-    pub(crate) fn serving(max_queue: usize) -> Self {
-        Self { usual_num_seqs: 64, max_queue }
+    pub(crate) fn serving(max_queue: usize, overlap: bool) -> Self {
+        Self { num_requests: None, max_queue, overlap }
     }
 }
 
-/// Everything that is fixed when the engine starts.
+/// What kinds of devices do well, unless told otherwise.
+#[derive(Clone, Copy, Debug)]
+struct Usual {
+    num_seqs: usize,
+    num_batched_tokens: usize,
+    kv_dtype: Dtype,
+}
+
+const USUAL_ON_CPUS: Usual = Usual { num_seqs: 64, num_batched_tokens: 512, kv_dtype: Dtype::F16 };
+const USUAL_ON_GPUS: Usual =
+    Usual { num_seqs: 256, num_batched_tokens: 8192, kv_dtype: Dtype::BF16 };
+
+/// Everything that is fixed when an engine starts on a CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Resolved {
+pub(crate) struct OnCpu {
     pub(crate) cpu: CpuConfig,
     pub(crate) engine: EngineConfig,
+}
+
+/// Everything that is fixed when an engine starts on a GPU, but what its memory decides once the
+/// weights are loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct OnGpu {
+    /// `num_blocks` is what was asked for, or the most that are of use.
+    pub(crate) engine: EngineConfig,
+    pub(crate) gpu_memory_utilization: f64,
+    /// Whether the user chose the size of the KV cache.
+    pub(crate) is_kv_cache_fixed: bool,
+    /// Whether the user chose the most tokens of a batch.
+    pub(crate) is_budget_fixed: bool,
 }
 
 impl Machine {
@@ -63,15 +95,31 @@ fn parse_memory(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Resolves `args` for a command, a model and a machine.
-pub(crate) fn resolve(
+/// How a GPU is to be used, if it comes to that.
+pub(crate) fn resolve_gpu_use(args: &EngineArgs) -> GpuUse {
+    GpuUse {
+        graphs: !args.enforce_eager,
+        blocking_waits: args.device_wait != Some(DeviceWait::Spin),
+    }
+}
+
+/// Resolves `args` for a command, a model and the CPU of a machine.
+pub(crate) fn resolve_on_cpu(
     args: &EngineArgs,
     workload: Workload,
     model: &ModelConfig,
     machine: Machine,
-) -> Result<Resolved> {
+) -> Result<OnCpu> {
+    for (is_given, flag) in [
+        (args.gpu_memory_utilization.is_some(), "--gpu-memory-utilization"),
+        (args.enforce_eager, "--enforce-eager"),
+        (args.device_wait.is_some(), "--device-wait"),
+    ] {
+        ensure!(!is_given, "{flag} is for GPUs, but the CPU computes (see --device)");
+    }
     let kv_dtype = match args.kv_cache_dtype {
-        KvDtype::Auto | KvDtype::F16 => Dtype::F16,
+        KvDtype::Auto => USUAL_ON_CPUS.kv_dtype,
+        KvDtype::F16 => Dtype::F16,
         KvDtype::F32 => Dtype::F32,
         KvDtype::Bf16 => Dtype::BF16,
     };
@@ -79,42 +127,87 @@ pub(crate) fn resolve(
         WeightDtype::Auto => WeightPrecision::Native,
         WeightDtype::F32 => WeightPrecision::F32,
     };
+    let usual = Usual { kv_dtype, ..USUAL_ON_CPUS };
+    let (mut engine, is_kv_cache_fixed) = resolve_engine(args, workload, model, usual)?;
+    if !is_kv_cache_fixed {
+        let share = machine.memory_bytes / KV_CACHE_SHARE;
+        let room = usize::try_from(share)? / bytes_per_block(&engine, model, kv_dtype);
+        engine.num_blocks = engine.num_blocks.min(room);
+    }
+    check_blocks(&engine, model, kv_dtype)?;
     let num_threads = args.threads.map_or(machine.num_cores, |threads| threads.get() as usize);
+    Ok(OnCpu {
+        cpu: CpuConfig { num_threads, kv_dtype, weights, simd: SimdLevel::detect() },
+        engine,
+    })
+}
+
+/// Resolves `args` for a command, a model and a GPU.
+pub(crate) fn resolve_on_gpu(
+    args: &EngineArgs,
+    workload: Workload,
+    model: &ModelConfig,
+) -> Result<OnGpu> {
+    ensure!(args.threads.is_none(), "--threads is for CPUs, but a GPU computes (see --device)");
+    ensure!(
+        args.dtype == WeightDtype::Auto,
+        "--dtype f32 is for CPUs; GPUs compute with bf16 weights (see --device)"
+    );
+    ensure!(
+        matches!(args.kv_cache_dtype, KvDtype::Auto | KvDtype::Bf16),
+        "--kv-cache-dtype: on GPUs the KV cache is of bf16"
+    );
+    let gpu_memory_utilization = args.gpu_memory_utilization.unwrap_or(GPU_MEMORY_UTILIZATION);
+    ensure!(
+        gpu_memory_utilization > 0.0 && gpu_memory_utilization <= 1.0,
+        "--gpu-memory-utilization is {gpu_memory_utilization}; it must be over 0 and at most 1"
+    );
+    let (engine, is_kv_cache_fixed) = resolve_engine(args, workload, model, USUAL_ON_GPUS)?;
+    check_blocks(&engine, model, USUAL_ON_GPUS.kv_dtype)?;
+    let is_budget_fixed = args.max_num_batched_tokens.is_some();
+    Ok(OnGpu { engine, gpu_memory_utilization, is_kv_cache_fixed, is_budget_fixed })
+}
+
+/// The engine's configuration, with as many blocks as were asked for or as could be of use, and
+/// whether they were asked for.
+fn resolve_engine(
+    args: &EngineArgs,
+    workload: Workload,
+    model: &ModelConfig,
+    usual: Usual,
+) -> Result<(EngineConfig, bool)> {
     let max_model_len = resolve_max_model_len(args, model)?;
-    let max_num_seqs = args.max_num_seqs.map_or(workload.usual_num_seqs, NonZeroUsize::get);
-    let block_size = args.block_size.get();
-    let max_num_batched_tokens = args.max_num_batched_tokens.get();
+    let num_requests = workload.num_requests.unwrap_or(usize::MAX);
+    let max_num_seqs =
+        args.max_num_seqs.map_or(num_requests.min(usual.num_seqs), NonZeroUsize::get);
+    let most_of_use = max_num_seqs.saturating_mul(max_model_len);
+    let usual_budget = usual.num_batched_tokens.min(most_of_use).max(max_num_seqs);
+    let max_num_batched_tokens =
+        args.max_num_batched_tokens.map_or(usual_budget, NonZeroUsize::get);
     ensure!(
         max_num_batched_tokens >= max_num_seqs,
         "--max-num-batched-tokens is {max_num_batched_tokens}; it must be at least --max-num-seqs, \
          which is {max_num_seqs}, so that every sequence gets a token in every step"
     );
-    let bytes_per_block = kv_bytes_per_token(model, kv_dtype).saturating_mul(block_size);
-    let blocks_of = |bytes: u64| usize::try_from(bytes / bytes_per_block.max(1) as u64);
-    let num_blocks = match (args.kv_cache_tokens, args.kv_cache_memory) {
-        (Some(tokens), _) => tokens.get().div_ceil(block_size),
-        (None, Some(gib)) => blocks_of(resolve_gib(gib)?)?,
-        (None, None) => {
-            let enough = max_model_len.div_ceil(block_size).saturating_mul(max_num_seqs);
-            blocks_of(machine.memory_bytes / KV_CACHE_SHARE)?.min(enough)
-        }
-    };
-    ensure!(
-        num_blocks > 0,
-        "the KV cache has no room for a block of {block_size} tokens, which takes \
-         {bytes_per_block} bytes; give it more by --kv-cache-memory"
-    );
-    let engine = EngineConfig {
-        overlap: args.overlap == Switch::On,
+    let block_size = args.block_size.get();
+    let mut engine = EngineConfig {
+        overlap: workload.overlap,
         max_num_seqs,
         max_num_batched_tokens,
         max_model_len,
         block_size,
-        num_blocks,
+        num_blocks: max_model_len.div_ceil(block_size).saturating_mul(max_num_seqs),
         max_outstanding: max_num_seqs.saturating_add(workload.max_queue),
     };
-    let cpu = CpuConfig { num_threads, kv_dtype, weights, simd: SimdLevel::detect() };
-    Ok(Resolved { cpu, engine })
+    let asked = match (args.kv_cache_tokens, args.kv_cache_memory) {
+        (Some(tokens), _) => Some(tokens.get().div_ceil(block_size)),
+        (None, Some(gib)) => {
+            Some(resolve_gib(gib)? / bytes_per_block(&engine, model, usual.kv_dtype))
+        }
+        (None, None) => None,
+    };
+    engine.num_blocks = asked.unwrap_or(engine.num_blocks);
+    Ok((engine, asked.is_some()))
 }
 
 fn resolve_max_model_len(args: &EngineArgs, model: &ModelConfig) -> Result<usize> {
@@ -128,23 +221,31 @@ fn resolve_max_model_len(args: &EngineArgs, model: &ModelConfig) -> Result<usize
     Ok(asked)
 }
 
-fn resolve_gib(gib: f64) -> Result<u64> {
+fn resolve_gib(gib: f64) -> Result<usize> {
     let bytes = gib * f64::from(1 << 30);
     ensure!(gib > 0.0 && bytes < 2_f64.powi(60), "--kv-cache-memory is {gib}; it must be over 0");
-    Ok(bytes as u64)
+    Ok(bytes as usize)
 }
 
-impl Resolved {
-    /// Tokens that the KV cache holds.
-    pub(crate) fn kv_cache_tokens(&self) -> usize {
-        self.engine.num_blocks * self.engine.block_size
-    }
+fn check_blocks(engine: &EngineConfig, model: &ModelConfig, kv_dtype: Dtype) -> Result<()> {
+    let (block_size, bytes) = (engine.block_size, bytes_per_block(engine, model, kv_dtype));
+    ensure!(
+        engine.num_blocks > 0,
+        "the KV cache has no room for a block of {block_size} tokens, which takes {bytes} bytes; \
+         give it more by --kv-cache-memory"
+    );
+    let whole = engine.num_blocks.checked_mul(bytes);
+    ensure!(whole.is_some(), "the KV cache is larger than any memory; see --kv-cache-tokens");
+    Ok(())
+}
 
-    /// Bytes that the KV cache takes.
-    pub(crate) fn kv_cache_bytes(&self, model: &ModelConfig) -> Result<usize> {
-        let bytes = kv_bytes_per_token(model, self.cpu.kv_dtype);
-        bytes.checked_mul(self.kv_cache_tokens()).context("the KV cache is larger than any memory")
-    }
+/// Bytes of the KV cache's unit.
+pub(crate) fn bytes_per_block(
+    engine: &EngineConfig,
+    model: &ModelConfig,
+    kv_dtype: Dtype,
+) -> usize {
+    kv_bytes_per_token(model, kv_dtype).saturating_mul(engine.block_size).max(1)
 }
 
 #[cfg(test)]
@@ -152,7 +253,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, Command, Switch};
 
     const MACHINE: Machine = Machine { num_cores: 6, memory_bytes: 1 << 30 };
 
@@ -166,17 +267,28 @@ mod tests {
         ModelConfig::from_json("config.json", json).unwrap()
     }
 
-    fn resolved(flags: &str) -> Result<Resolved> {
+    fn parsed(flags: &str) -> Result<(EngineArgs, Workload)> {
         let arguments = ["inflight", "serve"].into_iter().chain(flags.split_whitespace());
         let Command::Serve(args) = Cli::try_parse_from(arguments)?.command else {
             panic!("another command")
         };
-        resolve(&args.engine, Workload::serving(args.max_queue), &model(), MACHINE)
+        let workload = Workload::serving(args.max_queue, args.steps.overlap == Switch::On);
+        Ok((args.engine, workload))
+    }
+
+    fn resolved(flags: &str) -> Result<OnCpu> {
+        let (args, workload) = parsed(flags)?;
+        resolve_on_cpu(&args, workload, &model(), MACHINE)
+    }
+
+    fn on_gpu(flags: &str) -> Result<OnGpu> {
+        let (args, workload) = parsed(flags)?;
+        resolve_on_gpu(&args, workload, &model())
     }
 
     #[test]
     fn defaults() {
-        let Resolved { cpu, engine } = resolved("").unwrap();
+        let OnCpu { cpu, engine } = resolved("").unwrap();
         assert_eq!(cpu.num_threads, 6);
         assert_eq!((cpu.kv_dtype, cpu.weights), (Dtype::F16, WeightPrecision::Native));
         let expected = EngineConfig {
@@ -197,7 +309,8 @@ mod tests {
         let Command::Run(args) = Cli::try_parse_from(arguments).unwrap().command else {
             panic!("another command")
         };
-        let engine = resolve(&args.engine, Workload::ALONE, &model(), MACHINE).unwrap().engine;
+        let engine = resolve_on_cpu(&args.engine, Workload::alone(true), &model(), MACHINE);
+        let engine = engine.unwrap().engine;
         assert_eq!((engine.max_num_seqs, engine.max_outstanding), (1, 1));
         assert_eq!(engine.num_blocks, 4096 / 16);
     }
@@ -207,7 +320,7 @@ mod tests {
         let flags = "--overlap off --max-model-len 100 --max-num-seqs 4 \
             --max-num-batched-tokens 32 --block-size 8 \
             --kv-cache-dtype f32 --dtype f32 --threads 2 --max-queue 0";
-        let Resolved { cpu, engine } = resolved(flags).unwrap();
+        let OnCpu { cpu, engine } = resolved(flags).unwrap();
         assert_eq!(cpu.num_threads, 2);
         assert_eq!((cpu.kv_dtype, cpu.weights), (Dtype::F32, WeightPrecision::F32));
         let expected = EngineConfig {
@@ -248,6 +361,57 @@ mod tests {
         check("--kv-cache-memory 0", "--kv-cache-memory");
         check("--kv-cache-memory nan", "--kv-cache-memory");
         check("--kv-cache-memory 0.000001", "--kv-cache-memory");
+    }
+
+    #[test]
+    fn on_gpus() {
+        let resolved = on_gpu("").unwrap();
+        let expected = EngineConfig {
+            overlap: true,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 8192,
+            max_model_len: 4096,
+            block_size: 16,
+            num_blocks: 4096 / 16 * 256,
+            max_outstanding: 256 + 1024,
+        };
+        assert_eq!(resolved.engine, expected);
+        assert_eq!(resolved.gpu_memory_utilization, 0.9);
+        assert!(!resolved.is_kv_cache_fixed && !resolved.is_budget_fixed);
+
+        let flags = "--kv-cache-memory 0.5 --gpu-memory-utilization 0.5 --kv-cache-dtype bf16 \
+            --max-num-batched-tokens 2048 --overlap off";
+        let resolved = on_gpu(flags).unwrap();
+        assert_eq!(resolved.engine.num_blocks, 1 << 18, "blocks of 2 KiB");
+        assert_eq!(resolved.gpu_memory_utilization, 0.5);
+        assert!(resolved.is_kv_cache_fixed && resolved.is_budget_fixed);
+        assert!(!resolved.engine.overlap);
+    }
+
+    #[test]
+    fn budgets_are_no_larger_than_batches_can_be() {
+        let budget = |flags: &str| on_gpu(flags).unwrap().engine.max_num_batched_tokens;
+        assert_eq!(budget("--max-num-seqs 1"), 4096);
+        assert_eq!(budget("--max-num-seqs 10000"), 10000, "a token for each sequence");
+        assert_eq!(budget("--max-num-seqs 4 --max-model-len 100"), 400);
+    }
+
+    #[test]
+    fn what_is_of_the_other_kind_of_device_is_refused_by_name() {
+        let check = |error: Option<anyhow::Error>, flag: &str| {
+            let error = error.expect(flag).to_string();
+            assert!(error.contains(flag), "{error}");
+        };
+        check(on_gpu("--threads 2").err(), "--threads");
+        check(on_gpu("--dtype f32").err(), "--dtype");
+        check(on_gpu("--kv-cache-dtype f16").err(), "--kv-cache-dtype");
+        for utilization in ["0", "1.01", "nan"] {
+            let flags = format!("--gpu-memory-utilization {utilization}");
+            check(on_gpu(&flags).err(), "--gpu-memory-utilization");
+        }
+        check(resolved("--gpu-memory-utilization 0.5").err(), "--gpu-memory-utilization");
+        check(resolved("--enforce-eager").err(), "--enforce-eager");
+        check(resolved("--device-wait spin").err(), "--device-wait");
     }
 
     #[test]

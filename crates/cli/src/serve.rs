@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use inflight_server::{ServerConfig, ServerState};
 use tokio::net::TcpSocket;
 
-use crate::args::ServeArgs;
+use crate::args::{ServeArgs, Switch};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
 use crate::resolve::Workload;
@@ -22,7 +22,8 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     // Before the model is loaded: a port that is taken should not cost minutes.
     let socket = bind(&args.host, args.port)?;
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
-    let running = start(&model, &args.engine, Workload::serving(args.max_queue))?;
+    let workload = Workload::serving(args.max_queue, args.steps.overlap == Switch::On);
+    let running = start(&model, &args.engine, &args.steps, workload)?;
     let mut config = ServerConfig::new(model.name);
     if !args.served_model_name.is_empty() {
         config.model_names = args.served_model_name;

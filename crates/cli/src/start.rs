@@ -1,19 +1,20 @@
-//! Files to a running engine: what `serve`, `run` and `chat` share.
+//! Files to a running engine.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow};
-use inflight_backend::{Backend, CpuBackend};
+use inflight_backend::Backend;
 use inflight_engine::{Engine, EngineError, EngineHandle};
-use inflight_model::{Decoder, ModelFiles};
+use inflight_model::ModelFiles;
 use inflight_server::{EngineAlive, EngineClient};
 use inflight_tokenizer::Tokenizer;
 
-use crate::args::{EngineArgs, LoadFormat};
+use crate::args::{EngineArgs, LoadFormat, StepArgs};
+use crate::assembly::{Assembled, Model, UseEngine, with_engine};
+use crate::device::choose;
 use crate::models::LocalModel;
-use crate::progress::LoadingBar;
-use crate::resolve::{Machine, Resolved, Workload, resolve};
+use crate::resolve::{Workload, resolve_gpu_use};
 use crate::summary::Summary;
 use crate::text::load_tokenizer;
 use crate::trace_file::TraceFile;
@@ -28,41 +29,47 @@ pub(crate) struct Running {
 }
 
 /// Loads a model and starts its engine.
-pub(crate) fn start(model: &LocalModel, args: &EngineArgs, workload: Workload) -> Result<Running> {
-    let trace = args.trace_file.as_deref().map(TraceFile::create).transpose()?;
-    let files = match args.load_format {
-        LoadFormat::Auto => ModelFiles::open(&model.path)?,
-        LoadFormat::Dummy => ModelFiles::dummy(&model.path, args.seed)?,
-    };
-    let resolved = resolve(args, workload, &files.config, Machine::detect())?;
+pub(crate) fn start(
+    model: &LocalModel,
+    args: &EngineArgs,
+    steps: &StepArgs,
+    workload: Workload,
+) -> Result<Running> {
+    let trace = steps.trace_file.as_deref().map(TraceFile::create).transpose()?;
+    let files = open(model, args)?;
     let tokenizer = Arc::new(load_tokenizer(&files)?);
-    let backend = CpuBackend::new(resolved.cpu.clone())?;
-    let decoder = load(&backend, &files, &resolved, args.no_progress)?;
-    let matrix_bytes = decoder.matrix_bytes(&backend);
-    let summary = Summary::new(&model.name, &files.config, &resolved, matrix_bytes)?;
-
-    let (mut engine, handle) = Engine::new(backend, decoder, resolved.engine)?;
-    let trace = trace.map(|(file, records)| {
-        engine.trace_to(records);
-        file
-    });
-    let (client, alive) = EngineClient::new(handle);
-    let thread = spawn(engine, alive)?;
-    Ok(Running { client: Arc::new(client), tokenizer, summary, thread, trace })
+    let device = choose(args.device, resolve_gpu_use(args))?;
+    let model = Model { name: &model.name, files: &files };
+    with_engine(&device, &model, args, workload, Start { tokenizer, trace })
 }
 
-fn load<B: Backend>(
-    backend: &B,
-    files: &ModelFiles,
-    resolved: &Resolved,
-    no_progress: bool,
-) -> Result<Decoder<B>> {
-    let bar = LoadingBar::new(no_progress);
-    let max_model_len = resolved.engine.max_model_len;
-    let mut show = |progress| bar.show(progress);
-    let decoder = Decoder::load(backend, &files.config, &files.weights, max_model_len, &mut show)?;
-    bar.finish();
-    Ok(decoder)
+/// A model's configuration and weights, or made-up weights.
+pub(crate) fn open(model: &LocalModel, args: &EngineArgs) -> Result<ModelFiles> {
+    Ok(match args.load_format {
+        LoadFormat::Auto => ModelFiles::open(&model.path)?,
+        LoadFormat::Dummy => ModelFiles::dummy(&model.path, args.seed)?,
+    })
+}
+
+/// Gives an engine a thread and takes its records.
+struct Start {
+    tokenizer: Arc<Tokenizer>,
+    trace: Option<(TraceFile, std::sync::mpsc::SyncSender<inflight_engine::StepRecord>)>,
+}
+
+impl UseEngine for Start {
+    type Output = Running;
+
+    fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Running> {
+        let Assembled { mut engine, handle, summary } = assembled;
+        let trace = self.trace.map(|(file, records)| {
+            engine.trace_to(records);
+            file
+        });
+        let (client, alive) = EngineClient::new(handle);
+        let thread = spawn(engine, alive)?;
+        Ok(Running { client: Arc::new(client), tokenizer: self.tokenizer, summary, thread, trace })
+    }
 }
 
 fn spawn<B: Backend>(

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use anyhow::Result;
-use inflight_backend::WeightPrecision;
+use inflight_backend::Dtype;
+use inflight_engine::EngineConfig;
 use inflight_model::ModelConfig;
 
-use crate::resolve::Resolved;
+use crate::memory::MemoryTable;
 
 /// Rows of a label and a text.
 #[derive(Clone, Debug, Default)]
@@ -14,32 +14,40 @@ pub(crate) struct Summary {
     rows: Vec<(&'static str, String)>,
 }
 
+/// What an engine is made of.
+pub(crate) struct Parts<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) model: &'a ModelConfig,
+    /// What became of the weights, for people.
+    pub(crate) weights: &'static str,
+    pub(crate) device: String,
+    pub(crate) kv_dtype: Dtype,
+    pub(crate) engine: &'a EngineConfig,
+    pub(crate) memory: MemoryTable,
+}
+
 impl Summary {
-    pub(crate) fn new(
-        name: &str,
-        model: &ModelConfig,
-        resolved: &Resolved,
-        matrix_bytes: usize,
-    ) -> Result<Self> {
+    pub(crate) fn new(parts: &Parts<'_>) -> Self {
+        let Parts { name, model, weights, device, kv_dtype, engine, memory } = parts;
         let family = format!("{:?}", model.architecture).to_lowercase();
         let parameters = num_parameters(model) as f64 / 1e6;
-        let precision = match resolved.cpu.weights {
-            WeightPrecision::Native => "as stored",
-            WeightPrecision::F32 => "expanded to f32",
-        };
-        let (cpu, engine) = (&resolved.cpu, &resolved.engine);
-        let tokens = resolved.kv_cache_tokens();
-        let kv_bytes = size(resolved.kv_cache_bytes(model)?);
         let overlap = if engine.overlap { "on" } else { "off" };
+        let (sequences, budget) = (engine.max_num_seqs, engine.max_num_batched_tokens);
+        let kv_tokens = engine.num_blocks * engine.block_size;
         let mut summary = Self::default();
         summary.push("model", format!("{name}, {family}, {parameters:.1} M parameters"));
-        summary.push("weights", format!("{} {precision}", size(matrix_bytes)));
-        summary.push("device", format!("CPU, {} threads, {:?}", cpu.num_threads, cpu.simd));
+        summary.push("device", device.clone());
         summary.push("context", format!("{} tokens", engine.max_model_len));
-        summary.push("KV cache", format!("{tokens} tokens, {kv_bytes} of {}", cpu.kv_dtype));
-        let (sequences, budget) = (engine.max_num_seqs, engine.max_num_batched_tokens);
         summary.push("batch", format!("{sequences} sequences, {budget} tokens, overlap {overlap}"));
-        Ok(summary)
+        for (label, bytes, what) in [
+            ("memory", memory.weights, format!("weights, {weights}")),
+            ("", memory.steps, "steps: activations, logits, inputs and outputs".to_owned()),
+            ("", memory.kv_cache, format!("KV cache: {kv_tokens} tokens of {kv_dtype}")),
+            ("", memory.free, "left free".to_owned()),
+        ] {
+            summary.push(label, format!("{:>9}  {what}", size(bytes)));
+        }
+        summary
     }
 
     pub(crate) fn push(&mut self, label: &'static str, text: String) {

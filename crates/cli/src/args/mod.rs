@@ -1,9 +1,19 @@
 //! What users write. Nothing is resolved here.
+//!
+//! Here: commands and what only they have. [`engine`]: how models are loaded and run, which all
+//! commands share. [`bench`]: experiments.
 
-use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::PathBuf;
+mod bench;
+mod engine;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::num::NonZeroUsize;
+
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use bench::{BenchArgs, BenchCommand, OfflineArgs, OverlapChoice};
+pub(crate) use engine::{
+    DeviceChoice, DeviceWait, EngineArgs, KvDtype, LoadFormat, StepArgs, Switch, WeightDtype,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -12,6 +22,8 @@ Examples:
   inflight serve Qwen/Qwen3-0.6B                   serve a model of the Hugging Face hub
   inflight run model.gguf 'Why is the sky blue?'   print one answer
   inflight chat model.gguf                         talk
+  inflight doctor                                  check the device and every operator on it
+  inflight bench offline --config llama-3.1-8b     measure, with no download
 
 `inflight serve --help` explains every flag.";
 
@@ -37,6 +49,15 @@ Examples:
   inflight chat model.gguf --system 'Answer in rhymes.' --temperature 0.7
 
 While it runs: Ctrl-C stops an answer, /reset forgets the conversation, /exit or Ctrl-D leaves.";
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  inflight doctor
+  inflight doctor --device cuda    fail if there is no GPU to use
+
+It says what was found, compares every operator with the CPU's on random inputs, compares the \
+engine's tokens with overlap on and off, and measures copies. The exit code is 0 only if all is \
+well.";
 
 /// What MODEL may be, for every command's help.
 const MODEL_HELP: &str = "\
@@ -70,13 +91,18 @@ pub(crate) enum Command {
     /// Talk to a model
     #[command(after_help = CHAT_EXAMPLES)]
     Chat(ChatArgs),
+    /// Say what was found and check that it computes what it should
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
+    /// Measure
+    Bench(BenchArgs),
 }
 
 impl Command {
     pub(crate) fn default_log_level(&self) -> &'static str {
         match self {
             Self::Serve(_) => "info",
-            Self::Run(_) | Self::Chat(_) => "warn",
+            Self::Run(_) | Self::Chat(_) | Self::Doctor(_) | Self::Bench(_) => "warn",
         }
     }
 }
@@ -108,6 +134,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+
+    #[command(flatten)]
+    pub(crate) steps: StepArgs,
 }
 
 #[derive(Args, Debug)]
@@ -127,6 +156,9 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+
+    #[command(flatten)]
+    pub(crate) steps: StepArgs,
 }
 
 #[derive(Args, Debug)]
@@ -139,6 +171,17 @@ pub(crate) struct ChatArgs {
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+
+    #[command(flatten)]
+    pub(crate) steps: StepArgs,
+}
+
+/// Checks the device, every operator on it and the engine's loop.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// What to check: auto is a GPU if there is one, otherwise the CPU; cuda:1 is the second GPU
+    #[arg(long, default_value = "auto", value_name = "auto|cpu|cuda")]
+    pub(crate) device: DeviceChoice,
 }
 
 /// How `run` and `chat` draw tokens; clients of `serve` say so in their requests.
@@ -170,97 +213,6 @@ pub(crate) struct SamplingArgs {
     pub(crate) repetition_penalty: f32,
 }
 
-/// How the model is loaded and run. Flags that mean what vLLM's mean bear vLLM's names.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Engine")]
-pub(crate) struct EngineArgs {
-    /// Plan and launch the next batch while the current one computes; off gives the same tokens
-    #[arg(long, value_enum, default_value_t = Switch::On)]
-    pub(crate) overlap: Switch,
-
-    /// Most tokens of a request, prompt and answer together [default: what the model was made for]
-    #[arg(long, value_name = "TOKENS")]
-    pub(crate) max_model_len: Option<NonZeroUsize>,
-
-    /// Most sequences in a batch; more serve more clients at once, each of them slower [default: 64
-    /// for serve, otherwise 1]
-    #[arg(long, value_name = "SEQUENCES")]
-    pub(crate) max_num_seqs: Option<NonZeroUsize>,
-
-    /// Most tokens in a batch; more make long prompts quicker and the others' next token slower
-    #[arg(long, default_value = "512", value_name = "TOKENS")]
-    pub(crate) max_num_batched_tokens: NonZeroUsize,
-
-    /// Tokens of a block, the unit in which the KV cache is given out
-    #[arg(long, default_value = "16", value_name = "TOKENS")]
-    pub(crate) block_size: NonZeroUsize,
-
-    /// Size of the KV cache in tokens [default: a quarter of the memory, or less if that is enough
-    /// for --max-num-seqs sequences of --max-model-len tokens]
-    #[arg(long, value_name = "TOKENS", conflicts_with = "kv_cache_memory")]
-    pub(crate) kv_cache_tokens: Option<NonZeroUsize>,
-
-    /// Size of the KV cache in GiB, instead of in tokens
-    #[arg(long, value_name = "GIB")]
-    pub(crate) kv_cache_memory: Option<f64>,
-
-    /// Type of the KV cache's numbers; auto is f16
-    #[arg(long, value_enum, default_value_t = KvDtype::Auto)]
-    pub(crate) kv_cache_dtype: KvDtype,
-
-    /// Type of the weights: auto computes with them as they are stored, f32 expands them, which is
-    /// exact, larger and slower
-    #[arg(long, value_enum, default_value_t = WeightDtype::Auto)]
-    pub(crate) dtype: WeightDtype,
-
-    /// Threads that compute [default: all cores]
-    #[arg(long, value_name = "THREADS")]
-    pub(crate) threads: Option<NonZeroU32>,
-
-    /// Where weights come from: auto reads MODEL's, dummy makes up random ones for MODEL's
-    /// config.json, to measure speed without a download
-    #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
-    pub(crate) load_format: LoadFormat,
-
-    /// Seed of dummy weights, and of the draws of run and chat
-    #[arg(long, default_value_t = 0)]
-    pub(crate) seed: u64,
-
-    /// File for a timeline of every step, to open in https://ui.perfetto.dev or chrome://tracing
-    #[arg(long, value_name = "FILE")]
-    pub(crate) trace_file: Option<PathBuf>,
-
-    /// Show no progress bars
-    #[arg(long)]
-    pub(crate) no_progress: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    On,
-    Off,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvDtype {
-    Auto,
-    F32,
-    F16,
-    Bf16,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WeightDtype {
-    Auto,
-    F32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LoadFormat {
-    Auto,
-    Dummy,
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -284,6 +236,8 @@ mod tests {
         check(&["--max-num-seqs", "0"], "--max-num-seqs");
         check(&["--kv-cache-tokens", "9", "--kv-cache-memory", "1"], "--kv-cache-memory");
         check(&["--no-such-flag"], "--no-such-flag");
+        check(&["--device", "tpu"], "--device");
+        check(&["--device", "cuda:x"], "--device");
     }
 
     #[test]

@@ -1,0 +1,107 @@
+//! A device, a model and a configuration to an engine.
+
+use anyhow::Result;
+use inflight_backend::{Backend, CpuBackend, WeightPrecision};
+use inflight_engine::{Engine, EngineHandle};
+use inflight_model::{Decoder, ModelFiles};
+
+use crate::args::EngineArgs;
+use crate::device::Chosen;
+use crate::memory::{self, Fitted};
+use crate::progress::{LoadingBar, Waiting};
+use crate::resolve::{Machine, Workload, resolve_on_cpu, resolve_on_gpu};
+use crate::summary::{Parts, Summary};
+
+/// A model, still in its files.
+pub(crate) struct Model<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) files: &'a ModelFiles,
+}
+
+/// An engine that can run.
+pub(crate) struct Assembled<B: Backend> {
+    pub(crate) engine: Engine<B>,
+    pub(crate) handle: EngineHandle,
+    pub(crate) summary: Summary,
+}
+
+/// Whatever is done with an engine, the same on every device.
+pub(crate) trait UseEngine {
+    type Output;
+
+    fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Self::Output>;
+}
+
+/// Resolves `args` for `device`, loads the model there, makes an engine and hands it to `user`.
+pub(crate) fn with_engine<U: UseEngine>(
+    device: &Chosen,
+    model: &Model<'_>,
+    args: &EngineArgs,
+    workload: Workload,
+    user: U,
+) -> Result<U::Output> {
+    let config = &model.files.config;
+    let no_progress = args.no_progress;
+    match device {
+        Chosen::Cpu { .. } => {
+            let machine = Machine::detect();
+            let resolved = resolve_on_cpu(args, workload, config, machine)?;
+            let (engine, kv_dtype) = (resolved.engine, resolved.cpu.kv_dtype);
+            let weights = match resolved.cpu.weights {
+                WeightPrecision::Native => "as stored",
+                WeightPrecision::F32 => "expanded to f32",
+            };
+            let backend = CpuBackend::new(resolved.cpu)?;
+            let available = usize::try_from(machine.memory_bytes).unwrap_or(usize::MAX);
+            let plan = Plan { weights, max_model_len: engine.max_model_len, no_progress };
+            let fit = |backend: &CpuBackend, decoder: &Decoder<CpuBackend>| {
+                let bytes = (decoder.matrix_bytes(backend), available);
+                Ok(memory::on_cpu(engine, config, kv_dtype, bytes))
+            };
+            user.use_engine(assemble(&backend, model, &plan, fit)?)
+        }
+        Chosen::Cuda(backend) => {
+            let resolved = resolve_on_gpu(args, workload, config)?;
+            let max_model_len = resolved.engine.max_model_len;
+            let plan = Plan { weights: "as bf16", max_model_len, no_progress };
+            let fit = |backend: &_, _: &_| memory::on_gpu(backend, config, &resolved);
+            user.use_engine(assemble(backend, model, &plan, fit)?)
+        }
+    }
+}
+
+/// How a model is loaded.
+struct Plan {
+    /// What becomes of the weights, for people.
+    weights: &'static str,
+    max_model_len: usize,
+    no_progress: bool,
+}
+
+/// Loads the model; `fit` then says what the engine will be.
+fn assemble<B: Backend>(
+    backend: &B,
+    model: &Model<'_>,
+    plan: &Plan,
+    fit: impl FnOnce(&B, &Decoder<B>) -> Result<Fitted>,
+) -> Result<Assembled<B>> {
+    let ModelFiles { config, weights, .. } = model.files;
+    let bar = LoadingBar::new(plan.no_progress);
+    let mut show = |progress| bar.show(progress);
+    let decoder = Decoder::load(backend, config, weights, plan.max_model_len, &mut show)?;
+    bar.finish();
+    let (engine_config, memory) = fit(backend, &decoder)?;
+    let summary = Summary::new(&Parts {
+        name: model.name,
+        model: config,
+        weights: plan.weights,
+        device: backend.description(),
+        kv_dtype: backend.kv_dtype(),
+        engine: &engine_config,
+        memory,
+    });
+    let waiting = Waiting::new("preparing the device", plan.no_progress);
+    let (engine, handle) = Engine::new(backend.clone(), decoder, engine_config)?;
+    waiting.finish();
+    Ok(Assembled { engine, handle, summary })
+}

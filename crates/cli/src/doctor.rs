@@ -1,0 +1,181 @@
+//! `inflight doctor`: what was found, and whether it computes what it should.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use anyhow::{Result, ensure};
+use inflight_backend::{
+    Backend, CpuBackend, CpuConfig, CudaBackend, SimdLevel,
+    self_check::{OperatorCheck, check_operators},
+};
+use inflight_bench::{check_loop, measure_bandwidths};
+
+use crate::args::DoctorArgs;
+use crate::device::{Chosen, GpuUse, choose};
+use crate::resolve::Machine;
+
+/// Libraries that a GPU needs, as their files' names begin.
+const GPU_LIBRARIES: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
+
+/// Checks so far.
+#[derive(Debug, Default)]
+struct Tally {
+    num_passed: usize,
+    num_failed: usize,
+}
+
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
+    let device = choose(args.device, GpuUse::default())?;
+    let mut tally = Tally::default();
+    describe_cpu();
+    match &device {
+        Chosen::Cuda(backend) => {
+            describe_gpu(backend)?;
+            heading("Operators against the CPU");
+            check_all_operators(&mut tally, "", backend)?;
+            finish_device(&mut tally, backend)?;
+        }
+        Chosen::Cpu { no_gpu } => {
+            row("gpu", no_gpu.as_deref().unwrap_or("not looked for (see --device)"));
+            heading("Operators by the instructions used, against those of the best");
+            for simd in SimdLevel::available() {
+                let backend = CpuBackend::new(CpuConfig { simd, ..CpuConfig::detect() })?;
+                check_all_operators(&mut tally, &format!("{simd:?}: "), &backend)?;
+            }
+            finish_device(&mut tally, &CpuBackend::new(CpuConfig::detect())?)?;
+        }
+    }
+    let Tally { num_passed, num_failed } = tally;
+    println!();
+    ensure!(num_failed == 0, "{num_failed} of {} checks failed", num_passed + num_failed);
+    println!("all {num_passed} checks passed");
+    Ok(())
+}
+
+impl Tally {
+    /// Counts a check and prints it.
+    fn note(&mut self, passed: bool, name: &str, measured: &str) {
+        let verdict = if passed { "ok" } else { "FAILED" };
+        *(if passed { &mut self.num_passed } else { &mut self.num_failed }) += 1;
+        println!("  {verdict:6}  {measured:22}  {name}");
+    }
+}
+
+fn heading(text: &str) {
+    println!("\n{text}");
+}
+
+fn row(label: &str, text: &str) {
+    println!("  {label:14}  {text}");
+}
+
+fn describe_cpu() {
+    println!("Found");
+    let machine = Machine::detect();
+    let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    row("inflight", env!("CARGO_PKG_VERSION"));
+    row("cpu", cpu_name(&cpu_info).unwrap_or("of unknown name"));
+    let levels: Vec<_> = SimdLevel::available().map(|level| format!("{level:?}")).collect();
+    row("instructions", &levels.join(", "));
+    let gib = machine.memory_bytes as f64 / f64::from(1 << 30);
+    row("cores", &machine.num_cores.to_string());
+    row("memory", &format!("{gib:.1} GiB available"));
+}
+
+fn describe_gpu(backend: &CudaBackend) -> Result<()> {
+    let (info, found) = (backend.info(), backend.found());
+    let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+    let (free, total) = backend.memory()?;
+    let (major, minor) = info.compute_capability;
+    row("gpu", &format!("{}, one of {}", info.name, found.num_devices));
+    row("capability", &format!("{major}.{minor}, {} multiprocessors", info.num_sms));
+    row("gpu memory", &format!("{:.1} of {:.1} GiB free", gib(free), gib(total)));
+    row("driver", &format!("of CUDA {}", cuda_version(found.driver_version)));
+    row("NVRTC", &cuda_version(found.nvrtc_version));
+    row("cuBLASLt", &cublas_version(found.cublaslt_version));
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    for path in loaded_libraries(&maps) {
+        row("", path);
+    }
+    Ok(())
+}
+
+/// Checks every operator; a line for each that prints error and tolerance.
+fn check_all_operators<B: Backend>(tally: &mut Tally, prefix: &str, backend: &B) -> Result<()> {
+    for check in check_operators(backend)? {
+        let OperatorCheck { name, error, tolerance } = &check;
+        let measured = format!("{error:9.2e} of {tolerance:7.0e}");
+        tally.note(check.passed(), &format!("{prefix}{name}"), &measured);
+    }
+    Ok(())
+}
+
+/// The engine's loop and the memory, on the device that serves.
+fn finish_device<B: Backend>(tally: &mut Tally, backend: &B) -> Result<()> {
+    heading("The engine's loop, overlap on against off");
+    let check = check_loop(backend)?;
+    let different = format!("{} of {} differ", check.num_different, check.num_tokens);
+    tally.note(
+        check.num_different == 0,
+        "tokens: greedy, sampled, penalised, logprobs",
+        &different,
+    );
+    let waits = format!("{} waits", check.num_waits);
+    tally.note(check.num_waits == 0, "the host launches before it waits", &waits);
+    heading("Bandwidth");
+    for bandwidth in measure_bandwidths(backend)? {
+        println!("  {:8.1} GB/s  {}", bandwidth.gb_per_s, bandwidth.what);
+    }
+    Ok(())
+}
+
+fn cpu_name(cpu_info: &str) -> Option<&str> {
+    let line = cpu_info.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([' ', '\t', ':']))
+}
+
+/// Files of GPU libraries among what the process has mapped.
+fn loaded_libraries(maps: &str) -> BTreeSet<&str> {
+    let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    let is_wanted = |path: &&str| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        GPU_LIBRARIES.iter().any(|library| name.starts_with(library))
+    };
+    paths.filter(is_wanted).collect()
+}
+
+/// `13000` is 13.0.
+fn cuda_version(number: u32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+/// `130002` is 13.0.2.
+fn cublas_version(number: usize) -> String {
+    format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_tells() {
+        let cpu_info = "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t: fpu\n";
+        assert_eq!(cpu_name(cpu_info), Some("Some CPU @ 2 GHz"));
+        assert_eq!(cpu_name(""), None);
+        let maps = "7f00-7f01 r-xp 00000000 08:01 11 /usr/lib/libcuda.so.580.1\n\
+            7f01-7f02 r--p 00001000 08:01 11 /usr/lib/libcuda.so.580.1\n\
+            7f02-7f03 rw-p 00000000 00:00 0\n\
+            7f03-7f04 r-xp 00000000 08:01 12 /usr/lib/libc.so.6\n\
+            7f04-7f05 r-xp 00000000 08:01 13 /opt/cuda 13/libcublasLt.so.13\n";
+        let expected = ["/opt/cuda 13/libcublasLt.so.13", "/usr/lib/libcuda.so.580.1"];
+        assert_eq!(loaded_libraries(maps), BTreeSet::from(expected));
+    }
+
+    #[test]
+    fn versions() {
+        assert_eq!(cuda_version(12080), "12.8");
+        assert_eq!(cublas_version(130_002), "13.0.2");
+        assert_eq!(cublas_version(120_804), "12.8.4");
+    }
+}
