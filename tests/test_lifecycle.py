@@ -68,7 +68,7 @@ def test_chat_answers_each_line():
 def test_help_teaches():
     code, stdout, _ = run("--help")
     assert code == 0
-    for command in ("serve", "run", "chat"):
+    for command in ("serve", "run", "chat", "doctor", "bench"):
         assert command in stdout
     code, stdout, _ = run("serve", "--help")
     assert code == 0

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use inflight_backend::{Backend, CpuBackend, WeightPrecision};
-use inflight_engine::{Engine, EngineHandle};
+use inflight_engine::{Engine, EngineConfig, EngineHandle};
 use inflight_model::{Decoder, ModelFiles};
 
 use crate::args::EngineArgs;
@@ -22,6 +22,9 @@ pub(crate) struct Model<'a> {
 pub(crate) struct Assembled<B: Backend> {
     pub(crate) engine: Engine<B>,
     pub(crate) handle: EngineHandle,
+    pub(crate) config: EngineConfig,
+    /// What computes, for people.
+    pub(crate) device: String,
     pub(crate) summary: Summary,
 }
 
@@ -91,17 +94,18 @@ fn assemble<B: Backend>(
     let decoder = Decoder::load(backend, config, weights, plan.max_model_len, &mut show)?;
     bar.finish();
     let (engine_config, memory) = fit(backend, &decoder)?;
+    let device = backend.description();
     let summary = Summary::new(&Parts {
         name: model.name,
         model: config,
         weights: plan.weights,
-        device: backend.description(),
+        device: &device,
         kv_dtype: backend.kv_dtype(),
         engine: &engine_config,
         memory,
     });
     let waiting = Waiting::new("preparing the device", plan.no_progress);
-    let (engine, handle) = Engine::new(backend.clone(), decoder, engine_config)?;
+    let (engine, handle) = Engine::new(backend.clone(), decoder, engine_config.clone())?;
     waiting.finish();
-    Ok(Assembled { engine, handle, summary })
+    Ok(Assembled { engine, handle, config: engine_config, device, summary })
 }

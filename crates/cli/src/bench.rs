@@ -1,7 +1,7 @@
 //! `inflight bench`: measure an engine in this process.
 
-use std::fs::{self, File};
-use std::io::BufWriter;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -10,7 +10,7 @@ use inflight_bench::{
     DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, TimelineWriter, WAITS_DEFINITION,
     run_offline,
 };
-use inflight_engine::SamplingParams;
+use inflight_engine::{EngineConfig, SamplingParams};
 use inflight_model::ModelFiles;
 use serde_json::{Value, json};
 
@@ -21,6 +21,7 @@ use crate::models::ModelArgument;
 use crate::progress::{TokenBar, is_watched};
 use crate::resolve::{Workload, resolve_gpu_use};
 use crate::start::open;
+use crate::summary::Summary;
 
 pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
     match command {
@@ -45,34 +46,40 @@ fn offline(args: &OfflineArgs) -> Result<()> {
         OverlapChoice::Off => &[false],
         OverlapChoice::Both => &[true, false],
     };
-    let mut runs: Vec<(OfflineRun, Report, String)> = Vec::new();
-    for &overlap in overlaps {
-        let (run, summary) = experiment.run(overlap)?;
+    // Before anything is measured: a wrong path should not cost the run.
+    let json = args.json.as_deref().map(|path| create("--json", path)).transpose()?;
+    let trace = |&overlap: &bool| {
+        let path = args.trace.as_deref()?;
+        Some(create("--trace", &trace_path(path, overlap, overlaps.len() > 1)))
+    };
+    let traces = overlaps.iter().map(trace).map(Option::transpose).collect::<Result<Vec<_>>>()?;
+    let mut runs = Vec::new();
+    for (&overlap, trace) in overlaps.iter().zip(traces) {
+        let measured = experiment.run(overlap)?;
         if runs.is_empty() {
-            eprintln!("{summary}");
+            eprintln!("{}", measured.summary);
         }
-        let num_input_tokens = args.num_prompts.get() * args.input_len.get();
-        let report = Report::new(&run, overlap, num_input_tokens);
-        println!("{report}\n");
-        if let Some(path) = &args.trace {
-            write_timeline(&trace_path(path, overlap, overlaps.len() > 1), &run)?;
+        println!("{}\n", measured.report);
+        if let Some(file) = trace {
+            write_timeline(file, &measured.run).context("--trace")?;
         }
-        runs.push((run, report, summary));
+        runs.push(measured);
     }
     let same_tokens = match &runs[..] {
-        [on, off] => Some(on.0.tokens == off.0.tokens),
+        [on, off] => Some(on.run.tokens == off.run.tokens),
         _ => None,
     };
-    if let Some(path) = &args.json {
-        let reports: Vec<_> = runs.iter().map(|(_, report, _)| report).collect();
-        write_json(path, &experiment.as_json(&reports, same_tokens)?)?;
+    if let Some(mut file) = json {
+        let figures = experiment.as_json(&runs, same_tokens)?;
+        writeln!(file, "{figures:#}").and_then(|()| file.flush()).context("--json")?;
     }
     compare(&runs, same_tokens)
 }
 
 /// Says whether overlap changed a token, and what it gained.
-fn compare(runs: &[(OfflineRun, Report, String)], same_tokens: Option<bool>) -> Result<()> {
-    let (Some(same), [(_, on, _), (_, off, _)]) = (same_tokens, runs) else { return Ok(()) };
+fn compare(runs: &[Measured], same_tokens: Option<bool>) -> Result<()> {
+    let (Some(same), [on, off]) = (same_tokens, runs) else { return Ok(()) };
+    let (on, off) = (&on.report, &off.report);
     println!("overlap on is {:.3} times as fast as off", off.wall_s / on.wall_s);
     let sums = (&on.tokens_checksum, &off.tokens_checksum);
     ensure!(same, "overlap on and off gave different tokens: checksums {} and {}", sums.0, sums.1);
@@ -111,8 +118,8 @@ impl<'a> Experiment<'a> {
         Ok(Self { args, engine_args, name, files, workload, device })
     }
 
-    /// Measures once; also what the engine was, for people.
-    fn run(&self, overlap: bool) -> Result<(OfflineRun, String)> {
+    /// Measures once.
+    fn run(&self, overlap: bool) -> Result<Measured> {
         let num_requests = self.workload.num_prompts;
         // One request more holds the others back until all are there.
         let workload =
@@ -123,15 +130,17 @@ impl<'a> Experiment<'a> {
         with_engine(&self.device, &model, &self.engine_args, workload, measure)
     }
 
-    fn as_json(&self, reports: &[&Report], same_tokens: Option<bool>) -> Result<Value> {
+    fn as_json(&self, runs: &[Measured], same_tokens: Option<bool>) -> Result<Value> {
         let draws = &self.args.draws;
+        let run = |measured: &Measured| {
+            let mut figures = serde_json::to_value(&measured.report)?;
+            figures["engine"] = engine_json(&measured.config);
+            Ok(figures)
+        };
         Ok(json!({
             "version": env!("CARGO_PKG_VERSION"),
             "model": self.name,
-            "device": match &self.device {
-                Chosen::Cpu { .. } => "cpu".to_owned(),
-                Chosen::Cuda(backend) => backend.description(),
-            },
+            "device": runs.first().map(|measured| &measured.device),
             "workload": {
                 "num_prompts": self.workload.num_prompts,
                 "input_len": self.workload.input_len,
@@ -151,7 +160,7 @@ impl<'a> Experiment<'a> {
                 "device_busy_fraction": DEVICE_BUSY_DEFINITION,
                 "num_waits_before_launch": WAITS_DEFINITION,
             },
-            "runs": serde_json::to_value(reports)?,
+            "runs": runs.iter().map(run).collect::<Result<Vec<_>>>()?,
             "same_tokens": same_tokens,
         }))
     }
@@ -163,17 +172,37 @@ struct Measure<'a> {
     no_progress: bool,
 }
 
-impl UseEngine for Measure<'_> {
-    type Output = (OfflineRun, String);
+/// What a run gave, and on what.
+struct Measured {
+    run: OfflineRun,
+    report: Report,
+    config: EngineConfig,
+    device: String,
+    summary: Summary,
+}
 
-    fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Self::Output> {
-        let Assembled { engine, handle, summary } = assembled;
-        let num_tokens = self.workload.num_prompts.saturating_mul(self.workload.output_len);
-        let bar = TokenBar::new(num_tokens as u64, self.no_progress);
+impl UseEngine for Measure<'_> {
+    type Output = Measured;
+
+    fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Measured> {
+        let Assembled { engine, handle, config, device, summary } = assembled;
+        let OfflineWorkload { num_prompts, input_len, output_len, .. } = *self.workload;
+        let bar = TokenBar::new(num_prompts.saturating_mul(output_len) as u64, self.no_progress);
         let run = run_offline(engine, handle, self.workload, &mut |done| bar.show(done))?;
         bar.finish();
-        Ok((run, summary.to_string()))
+        let report = Report::new(&run, config.overlap, num_prompts.saturating_mul(input_len));
+        Ok(Measured { run, report, config, device, summary })
     }
+}
+
+fn engine_json(config: &EngineConfig) -> Value {
+    json!({
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_model_len": config.max_model_len,
+        "block_size": config.block_size,
+        "num_blocks": config.num_blocks,
+    })
 }
 
 fn sampling(args: &OfflineArgs) -> SamplingParams {
@@ -192,18 +221,15 @@ fn sampling(args: &OfflineArgs) -> SamplingParams {
     }
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
-    let text = serde_json::to_string_pretty(value)?;
-    fs::write(path, text + "\n").with_context(|| format!("--json {}", path.display()))
+fn create(flag: &str, path: &Path) -> Result<BufWriter<File>> {
+    let file = File::create(path).with_context(|| format!("{flag} {}", path.display()))?;
+    Ok(BufWriter::new(file))
 }
 
-fn write_timeline(path: &Path, run: &OfflineRun) -> Result<()> {
-    let write = || {
-        let mut writer = TimelineWriter::new(BufWriter::new(File::create(path)?))?;
-        run.steps.iter().try_for_each(|step| writer.add(step))?;
-        writer.finish()
-    };
-    write().map(|_| ()).with_context(|| format!("--trace {}", path.display()))
+fn write_timeline(file: impl Write, run: &OfflineRun) -> io::Result<()> {
+    let mut writer = TimelineWriter::new(file)?;
+    run.steps.iter().try_for_each(|step| writer.add(step))?;
+    writer.finish().map(|_| ())
 }
 
 /// `steps.json`, or of two runs `steps.on.json` and `steps.off.json`.

@@ -1,11 +1,12 @@
 //! Files to a running engine.
 
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow};
 use inflight_backend::Backend;
-use inflight_engine::{Engine, EngineError, EngineHandle};
+use inflight_engine::{Engine, EngineError, EngineHandle, StepRecord};
 use inflight_model::ModelFiles;
 use inflight_server::{EngineAlive, EngineClient};
 use inflight_tokenizer::Tokenizer;
@@ -54,14 +55,14 @@ pub(crate) fn open(model: &LocalModel, args: &EngineArgs) -> Result<ModelFiles> 
 /// Gives an engine a thread and takes its records.
 struct Start {
     tokenizer: Arc<Tokenizer>,
-    trace: Option<(TraceFile, std::sync::mpsc::SyncSender<inflight_engine::StepRecord>)>,
+    trace: Option<(TraceFile, SyncSender<StepRecord>)>,
 }
 
 impl UseEngine for Start {
     type Output = Running;
 
     fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Running> {
-        let Assembled { mut engine, handle, summary } = assembled;
+        let Assembled { mut engine, handle, summary, .. } = assembled;
         let trace = self.trace.map(|(file, records)| {
             engine.trace_to(records);
             file

@@ -20,7 +20,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) model: &'a ModelConfig,
     /// What became of the weights, for people.
     pub(crate) weights: &'static str,
-    pub(crate) device: String,
+    pub(crate) device: &'a str,
     pub(crate) kv_dtype: Dtype,
     pub(crate) engine: &'a EngineConfig,
     pub(crate) memory: MemoryTable,
@@ -36,7 +36,7 @@ impl Summary {
         let kv_tokens = engine.num_blocks * engine.block_size;
         let mut summary = Self::default();
         summary.push("model", format!("{name}, {family}, {parameters:.1} M parameters"));
-        summary.push("device", device.clone());
+        summary.push("device", (*device).to_owned());
         summary.push("context", format!("{} tokens", engine.max_model_len));
         summary.push("batch", format!("{sequences} sequences, {budget} tokens, overlap {overlap}"));
         for (label, bytes, what) in [
