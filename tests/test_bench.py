@@ -82,7 +82,7 @@ def test_files_are_measured_too():
     [
         (["--config", "tiny", "--input-len", "2000"], "--input-len"),
         (["--config", "no-such"], "no-such"),
-        (["--config", "tiny", "--device", "cpu", "--gpu-memory-utilization", "0.5"], "--gpu-memory"),
+        (["--config", "tiny", "--device", "cpu", "--enforce-eager"], "--enforce-eager"),
         (["--config", "tiny", "--temperature=-1"], "temperature"),
         (["--config", "tiny", "--json", "/no/such/folder/file"], "/no/such/folder"),
     ],
