@@ -3,6 +3,7 @@
 //! ```text
 //! rows        block 0 | block 1 | ...       as equal as can be, each at most a kernel's rows
 //! plain       [cols][n] f32                 n rows of a block
+//! bf16        [cols / 2][n] words           two neighbouring columns of one row
 //! quantised   per group   scales[n] f32 | scaled sums[n] f32 | [group_len / 4][n] words
 //!             word        four neighbouring columns of one row, signed bytes
 //! ```
@@ -12,13 +13,12 @@
 
 use std::ops::Range;
 
-use super::{format::GroupLayout, quantise};
-use crate::{
-    Dtype,
-    cpu::{
-        pool::{SharedMut, ThreadPool},
-        simd::SimdLevel,
-    },
+#[cfg(target_arch = "x86_64")]
+use super::avx512_bf16;
+use super::quantise;
+use crate::cpu::{
+    pool::{SharedMut, ThreadPool},
+    simd::SimdLevel,
 };
 
 /// Rows of activations cut into blocks.
@@ -53,6 +53,8 @@ impl RowBlocks {
 pub(super) enum Form {
     /// Plain f32.
     Plain,
+    /// Rounded to bf16, two neighbouring columns to a word.
+    Bf16Pairs,
     /// Quantised in groups of 16 columns.
     Groups16,
     /// Quantised in groups of 32 columns.
@@ -60,20 +62,14 @@ pub(super) enum Form {
 }
 
 impl Form {
-    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Groups16, Self::Groups32];
+    pub(super) const ALL: [Self; 4] =
+        [Self::Plain, Self::Bf16Pairs, Self::Groups16, Self::Groups32];
 
-    pub(super) fn of(dtype: Dtype) -> Self {
-        match GroupLayout::of(dtype).map(|layout| layout.group_len) {
-            None => Self::Plain,
-            Some(16) => Self::Groups16,
-            Some(_) => Self::Groups32,
-        }
-    }
-
-    /// Groups, or columns, of a row of `cols`.
+    /// Groups, pairs of columns, or columns, of a row of `cols`.
     pub(super) fn num_steps(self, cols: usize) -> usize {
         match self {
             Self::Plain => cols,
+            Self::Bf16Pairs => cols.div_ceil(2),
             Self::Groups16 => cols / 16,
             Self::Groups32 => cols / 32,
         }
@@ -82,7 +78,7 @@ impl Form {
     /// Words of a row of `cols`.
     pub(super) fn row_words(self, cols: usize) -> usize {
         let step_words = match self {
-            Self::Plain => 1,
+            Self::Plain | Self::Bf16Pairs => 1,
             Self::Groups16 => 2 + 16 / 4,
             Self::Groups32 => 2 + 32 / 4,
         };
@@ -122,6 +118,12 @@ impl Activations {
                 let out = unsafe { words.slice(rows.start * row_words..rows.end * row_words) };
                 match form {
                     Form::Plain => interleave(x, rows.len(), out),
+                    // SAFETY: only a set of kernels that need it, on a processor that has the
+                    // instructions, asks for this form.
+                    #[cfg(target_arch = "x86_64")]
+                    Form::Bf16Pairs => unsafe { avx512_bf16::round(x, rows.len(), out) },
+                    #[cfg(not(target_arch = "x86_64"))]
+                    Form::Bf16Pairs => unreachable!("no kernel of this architecture wants it"),
                     Form::Groups16 => quantise::block::<16>(level, x, rows.len(), out),
                     Form::Groups32 => quantise::block::<32>(level, x, rows.len(), out),
                 }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::{
     format::{
         Format, GroupLayout, Min, PANEL_ROWS, Q4K, Q4One, Q4Zero, Q5K, Q5One, Q5Zero, Q6K, Q8Zero,
-        SCALES_BYTES, VECTOR_BYTES,
+        SCALES_BYTES, VECTOR_BYTES, number_panel_bytes,
     },
     tile::{Tile, TileKernel, prefetch},
 };
@@ -218,24 +218,48 @@ unsafe fn scales_and_mins(
 /// Plain weights times plain activations.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
-    assert!(tile.weights.len() >= tile.num_steps * PANEL_ROWS * N::BYTES);
+    let column_bytes = PANEL_ROWS * N::DTYPE.block_bytes();
+    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps));
     assert!(tile.x.len() >= tile.num_steps * ROWS);
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
-    for k in 0..tile.num_steps {
-        // SAFETY: column `k` is inside the panel and the block, as asserted above.
+    let (weights, x) = (tile.weights.as_ptr(), tile.x.as_ptr().cast::<f32>());
+    for k in (0..tile.num_steps & !1).step_by(2) {
+        // SAFETY: columns `k` and `k + 1` are inside the panel and the block, as asserted above.
         unsafe {
-            let weights = tile.weights.as_ptr().add(k * PANEL_ROWS * N::BYTES);
-            let x = tile.x.as_ptr().cast::<f32>().add(k * ROWS);
-            prefetch(weights, PANEL_ROWS * N::BYTES);
-            let columns = [N::load(weights), N::load(weights.add(HALF * N::BYTES))];
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let x = _mm256_set1_ps(*x.add(row));
-                sums[0] = _mm256_fmadd_ps(columns[0], x, sums[0]);
-                sums[1] = _mm256_fmadd_ps(columns[1], x, sums[1]);
-            }
+            let weights = weights.add(k * column_bytes);
+            prefetch(weights, 2 * column_bytes);
+            let halves = [0, 1].map(|half| N::pair(weights, half));
+            add_column(&mut sums, [halves[0][0], halves[1][0]], x.add(k * ROWS));
+            add_column(&mut sums, [halves[0][1], halves[1][1]], x.add((k + 1) * ROWS));
+        }
+    }
+    if tile.num_steps % 2 == 1 {
+        let k = tile.num_steps - 1;
+        // SAFETY: as above.
+        unsafe {
+            let column = [0, 1].map(|half| N::last(weights.add(k * column_bytes), half));
+            add_column(&mut sums, column, x.add(k * ROWS));
         }
     }
     write(tile, sums);
+}
+
+/// Adds to every row's sums those of one column.
+///
+/// # Safety
+/// `x` points to `ROWS` numbers.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_column<const ROWS: usize>(
+    sums: &mut [[__m256; 2]; ROWS],
+    column: [__m256; 2],
+    x: *const f32,
+) {
+    for (row, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let x = _mm256_set1_ps(unsafe { x.add(row).read() });
+        sums[0] = _mm256_fmadd_ps(column[0], x, sums[0]);
+        sums[1] = _mm256_fmadd_ps(column[1], x, sums[1]);
+    }
 }
 
 #[target_feature(enable = "avx2")]
@@ -253,13 +277,19 @@ fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [[__m256; 2]; ROWS]) {
 
 /// A plain type of weight.
 trait Number {
-    const BYTES: usize;
+    const DTYPE: Dtype;
 
-    /// Eight numbers.
+    /// Half the lanes of two neighbouring columns of a panel.
     ///
     /// # Safety
-    /// `weights` points to as many, and the processor has AVX2 and F16C.
-    unsafe fn load(weights: *const u8) -> __m256;
+    /// `weights` points to the columns, and the processor has AVX2 and F16C.
+    unsafe fn pair(weights: *const u8, half: usize) -> [__m256; 2];
+
+    /// Half the lanes of the last column of an odd number of them.
+    ///
+    /// # Safety
+    /// As for `pair`.
+    unsafe fn last(weights: *const u8, half: usize) -> __m256;
 }
 
 struct F32;
@@ -267,34 +297,54 @@ struct F16;
 struct Bf16;
 
 impl Number for F32 {
-    const BYTES: usize = 4;
+    const DTYPE: Dtype = Dtype::F32;
 
     #[inline(always)]
-    unsafe fn load(weights: *const u8) -> __m256 {
+    unsafe fn pair(weights: *const u8, half: usize) -> [__m256; 2] {
         // SAFETY: the caller's promise.
-        unsafe { _mm256_loadu_ps(weights.cast()) }
+        unsafe { [Self::last(weights, half), Self::last(weights.add(64), half)] }
+    }
+
+    #[inline(always)]
+    unsafe fn last(weights: *const u8, half: usize) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_loadu_ps(weights.add(half * 32).cast()) }
     }
 }
 
 impl Number for F16 {
-    const BYTES: usize = 2;
+    const DTYPE: Dtype = Dtype::F16;
 
     #[inline(always)]
-    unsafe fn load(weights: *const u8) -> __m256 {
+    unsafe fn pair(weights: *const u8, half: usize) -> [__m256; 2] {
         // SAFETY: the caller's promise.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(weights.cast())) }
+        unsafe { [Self::last(weights, half), Self::last(weights.add(32), half)] }
+    }
+
+    #[inline(always)]
+    unsafe fn last(weights: *const u8, half: usize) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(weights.add(half * 16).cast())) }
     }
 }
 
 impl Number for Bf16 {
-    const BYTES: usize = 2;
+    const DTYPE: Dtype = Dtype::BF16;
+
+    /// A bf16 is the upper half of an f32.
+    #[inline(always)]
+    unsafe fn pair(weights: *const u8, half: usize) -> [__m256; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = _mm256_loadu_si256(weights.add(half * 32).cast());
+            let upper = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
+            [_mm256_slli_epi32::<16>(words), upper].map(|bits| _mm256_castsi256_ps(bits))
+        }
+    }
 
     #[inline(always)]
-    unsafe fn load(weights: *const u8) -> __m256 {
-        // SAFETY: the caller's promise. A bf16 is the upper half of an f32.
-        unsafe {
-            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(weights.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-        }
+    unsafe fn last(weights: *const u8, half: usize) -> __m256 {
+        // SAFETY: the caller's promise; the column that is missing is there as zeros.
+        unsafe { Self::pair(weights, half)[0] }
     }
 }

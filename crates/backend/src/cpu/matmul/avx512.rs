@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::{
     format::{
         Format, GroupLayout, Min, PANEL_ROWS, Q4K, Q4One, Q4Zero, Q5K, Q5One, Q5Zero, Q6K, Q8Zero,
-        SCALES_BYTES, VECTOR_BYTES,
+        SCALES_BYTES, VECTOR_BYTES, number_panel_bytes,
     },
     tile::{Tile, TileKernel, prefetch},
 };
@@ -187,8 +187,8 @@ unsafe fn scales_and_mins(
 /// One chain of additions per row would take four cycles a column, which is slower than memory.
 #[target_feature(enable = "avx512f")]
 fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
-    let column_bytes = PANEL_ROWS * N::BYTES;
-    assert!(tile.weights.len() >= tile.num_steps * column_bytes);
+    let column_bytes = PANEL_ROWS * N::DTYPE.block_bytes();
+    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps));
     assert!(tile.x.len() >= tile.num_steps * ROWS);
     let (weights, x) = (tile.weights.as_ptr(), tile.x.as_ptr().cast::<f32>());
     let mut even = [_mm512_setzero_ps(); ROWS];
@@ -198,14 +198,17 @@ fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
         unsafe {
             let weights = weights.add(k * column_bytes);
             prefetch(weights, 2 * column_bytes);
-            add_column::<N, ROWS>(&mut even, weights, x.add(k * ROWS));
-            add_column::<N, ROWS>(&mut odd, weights.add(column_bytes), x.add((k + 1) * ROWS));
+            let columns = N::pair(weights);
+            add_column::<ROWS>(&mut even, columns[0], x.add(k * ROWS));
+            add_column::<ROWS>(&mut odd, columns[1], x.add((k + 1) * ROWS));
         }
     }
     if tile.num_steps % 2 == 1 {
         let k = tile.num_steps - 1;
         // SAFETY: as above.
-        unsafe { add_column::<N, ROWS>(&mut even, weights.add(k * column_bytes), x.add(k * ROWS)) };
+        unsafe {
+            add_column::<ROWS>(&mut even, N::last(weights.add(k * column_bytes)), x.add(k * ROWS));
+        }
     }
     write::<ROWS>(tile, std::array::from_fn(|row| _mm512_add_ps(even[row], odd[row])));
 }
@@ -213,15 +216,9 @@ fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
 /// Adds to every row's sums those of one column.
 ///
 /// # Safety
-/// `weights` points to 16 numbers, `x` to `ROWS`.
+/// `x` points to `ROWS` numbers.
 #[target_feature(enable = "avx512f")]
-unsafe fn add_column<N: Number, const ROWS: usize>(
-    sums: &mut [__m512; ROWS],
-    weights: *const u8,
-    x: *const f32,
-) {
-    // SAFETY: the caller's promise.
-    let column = unsafe { N::load(weights) };
+unsafe fn add_column<const ROWS: usize>(sums: &mut [__m512; ROWS], column: __m512, x: *const f32) {
     for (row, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
         let x = unsafe { x.add(row).read() };
@@ -229,8 +226,9 @@ unsafe fn add_column<N: Number, const ROWS: usize>(
     }
 }
 
+/// Writes a tile's results.
 #[target_feature(enable = "avx512f")]
-fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [__m512; ROWS]) {
+pub(super) fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [__m512; ROWS]) {
     let out = &tile.out;
     let mask = (0xffff_u32 >> (PANEL_ROWS - out.num_lanes)) as __mmask16;
     // By index, so that the sums stay in registers.
@@ -255,13 +253,19 @@ fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [__m512; ROWS]) {
 
 /// A plain type of weight.
 trait Number {
-    const BYTES: usize;
+    const DTYPE: Dtype;
 
-    /// Sixteen numbers.
+    /// Two neighbouring columns of a panel.
     ///
     /// # Safety
-    /// `weights` points to as many, and the processor has AVX-512.
-    unsafe fn load(weights: *const u8) -> __m512;
+    /// `weights` points to them, and the processor has AVX-512.
+    unsafe fn pair(weights: *const u8) -> [__m512; 2];
+
+    /// The last column of an odd number of them.
+    ///
+    /// # Safety
+    /// As for `pair`.
+    unsafe fn last(weights: *const u8) -> __m512;
 }
 
 struct F32;
@@ -269,34 +273,54 @@ struct F16;
 struct Bf16;
 
 impl Number for F32 {
-    const BYTES: usize = 4;
+    const DTYPE: Dtype = Dtype::F32;
 
     #[inline(always)]
-    unsafe fn load(weights: *const u8) -> __m512 {
+    unsafe fn pair(weights: *const u8) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [Self::last(weights), Self::last(weights.add(64))] }
+    }
+
+    #[inline(always)]
+    unsafe fn last(weights: *const u8) -> __m512 {
         // SAFETY: the caller's promise.
         unsafe { _mm512_loadu_ps(weights.cast()) }
     }
 }
 
 impl Number for F16 {
-    const BYTES: usize = 2;
+    const DTYPE: Dtype = Dtype::F16;
 
     #[inline(always)]
-    unsafe fn load(weights: *const u8) -> __m512 {
+    unsafe fn pair(weights: *const u8) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [Self::last(weights), Self::last(weights.add(32))] }
+    }
+
+    #[inline(always)]
+    unsafe fn last(weights: *const u8) -> __m512 {
         // SAFETY: the caller's promise.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(weights.cast())) }
     }
 }
 
 impl Number for Bf16 {
-    const BYTES: usize = 2;
+    const DTYPE: Dtype = Dtype::BF16;
+
+    /// A bf16 is the upper half of an f32.
+    #[inline(always)]
+    unsafe fn pair(weights: *const u8) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = _mm512_loadu_si512(weights.cast());
+            let upper = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            [_mm512_slli_epi32::<16>(words), upper].map(|bits| _mm512_castsi512_ps(bits))
+        }
+    }
 
     #[inline(always)]
-    unsafe fn load(weights: *const u8) -> __m512 {
-        // SAFETY: the caller's promise. A bf16 is the upper half of an f32.
-        unsafe {
-            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(weights.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-        }
+    unsafe fn last(weights: *const u8) -> __m512 {
+        // SAFETY: the caller's promise; the column that is missing is there as zeros.
+        unsafe { Self::pair(weights)[0] }
     }
 }

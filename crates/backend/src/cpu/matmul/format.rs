@@ -86,6 +86,15 @@ formats! {
     Q6K: 16, 6, 16, Min::ZeroPoint(32);
 }
 
+/// Bytes of a panel of plain numbers.
+///
+/// Those of bf16 are in pairs, as products of bf16 want them: a row's numbers of columns 0 and 1,
+/// the next row's, ..., then all rows' of columns 2 and 3; an odd last column has zeros beside it.
+pub(super) const fn number_panel_bytes(dtype: Dtype, cols: usize) -> usize {
+    let cols = if matches!(dtype, Dtype::BF16) { cols.next_multiple_of(2) } else { cols };
+    cols * PANEL_ROWS * dtype.block_bytes()
+}
+
 impl GroupLayout {
     /// The layout of panels of `dtype`; `None` if its weights are plain numbers.
     pub(super) const fn of(dtype: Dtype) -> Option<Self> {

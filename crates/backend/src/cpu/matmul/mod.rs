@@ -2,7 +2,7 @@
 //!
 //! [`format`]: how panels of 16 weight rows are stored. [`packed`]: matrices as panels, in
 //! [`memory`]. [`activations`]: rows of activations in blocks, [`quantise`]d. [`tile`]: what a
-//! kernel does. [`plain`], [`avx2`], [`avx512`]: the kernels. [`kernels`]: which of them runs.
+//! kernel does. [`plain`], [`avx2`], [`avx512`], [`avx512_bf16`]: the kernels. [`kernels`]: which of them runs.
 //! [`grid`]: who computes which tiles.
 //!
 //! ```text
@@ -21,6 +21,8 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 mod format;
 mod grid;
 mod kernels;
@@ -32,6 +34,7 @@ mod quantise;
 mod tests;
 mod tile;
 
+use packed::Segment;
 pub use packed::{PackedMatrix, WeightPrecision};
 
 use super::{
@@ -40,6 +43,7 @@ use super::{
 };
 use activations::{Activations, Form, RowBlocks};
 use grid::{Grid, SegmentRun};
+use kernels::KernelSet;
 
 /// Operands of [`matmul`]: `out = (out or nothing) + bias + x * weight^T`.
 pub(crate) struct MatmulArgs<'a> {
@@ -57,8 +61,9 @@ pub(crate) struct MatmulArgs<'a> {
 
 /// Memory that matmuls use for their activations, and the instructions they use.
 pub(crate) struct MatmulScratch {
-    level: SimdLevel,
+    kernels: KernelSet,
     plain: Activations,
+    bf16_pairs: Activations,
     groups_of_16: Activations,
     groups_of_32: Activations,
 }
@@ -69,9 +74,13 @@ impl MatmulScratch {
     /// # Panics
     /// If this processor lacks them.
     pub(crate) fn with_level(level: SimdLevel) -> Self {
-        assert!(level.is_available(), "this processor has no {level:?}");
-        let [plain, groups_of_16, groups_of_32] = std::array::from_fn(|_| Activations::new(level));
-        Self { level, plain, groups_of_16, groups_of_32 }
+        Self::with_kernels(KernelSet::of(level))
+    }
+
+    fn with_kernels(kernels: KernelSet) -> Self {
+        let [plain, bf16_pairs, groups_of_16, groups_of_32] =
+            std::array::from_fn(|_| Activations::new(kernels.level()));
+        Self { kernels, plain, bf16_pairs, groups_of_16, groups_of_32 }
     }
 
     /// Brings `x` into `form`, unless it has that form already.
@@ -80,6 +89,7 @@ impl MatmulScratch {
         match form {
             Form::Plain if num_rows == 1 => {}
             Form::Plain => self.plain.prepare(pool, x, blocks, form),
+            Form::Bf16Pairs => self.bf16_pairs.prepare(pool, x, blocks, form),
             Form::Groups16 => self.groups_of_16.prepare(pool, x, blocks, form),
             Form::Groups32 => self.groups_of_32.prepare(pool, x, blocks, form),
         }
@@ -90,13 +100,14 @@ impl MatmulScratch {
         match form {
             Form::Plain if num_rows == 1 => bits(x),
             Form::Plain => self.plain.words(),
+            Form::Bf16Pairs => self.bf16_pairs.words(),
             Form::Groups16 => self.groups_of_16.words(),
             Form::Groups32 => self.groups_of_32.words(),
         }
     }
 
     fn blocks(&self, num_rows: usize, form: Form) -> RowBlocks {
-        RowBlocks::new(num_rows, kernels::max_block_rows(self.level, form))
+        RowBlocks::new(num_rows, self.kernels.max_block_rows(form))
     }
 }
 
@@ -114,7 +125,8 @@ pub(crate) fn matmul(pool: &ThreadPool, args: MatmulArgs<'_>, scratch: &mut Matm
     }
     let x = &x[..num_rows * weight.cols()];
     for form in Form::ALL {
-        if weight.segments().iter().any(|segment| Form::of(segment.dtype) == form) {
+        let form_of = |segment: &Segment| scratch.kernels.form(segment.dtype);
+        if weight.segments().iter().any(|segment| form_of(segment) == form) {
             scratch.prepare(pool, x, num_rows, form);
         }
     }
@@ -122,10 +134,10 @@ pub(crate) fn matmul(pool: &ThreadPool, args: MatmulArgs<'_>, scratch: &mut Matm
     let scratch = &*scratch;
     let runs = || {
         weight.segments().iter().map(|segment| {
-            let form = Form::of(segment.dtype);
+            let form = scratch.kernels.form(segment.dtype);
             SegmentRun {
                 segment,
-                kernels: kernels::kernels(scratch.level, segment.dtype),
+                kernels: scratch.kernels.kernels(segment.dtype),
                 num_steps: form.num_steps(weight.cols()),
                 row_words: form.row_words(weight.cols()),
                 x: scratch.words(x, num_rows, form),

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{
-    format::{GroupLayout, PANEL_ROWS},
+    format::{GroupLayout, PANEL_ROWS, number_panel_bytes},
     memory::PanelMemory,
 };
 use crate::{
@@ -132,7 +132,8 @@ fn check_part(part: &HostTensor, cols: usize) -> Result<(), BackendError> {
 fn panel_bytes(dtype: Dtype, cols: usize) -> Option<usize> {
     match GroupLayout::of(dtype) {
         Some(layout) => (cols / layout.super_block_len()).checked_mul(layout.super_block_bytes()),
-        None => cols.checked_mul(PANEL_ROWS * dtype.block_bytes()),
+        None if cols > usize::MAX / 128 => None,
+        None => Some(number_panel_bytes(dtype, cols)),
     }
 }
 
@@ -196,9 +197,7 @@ impl RowPacker {
                 Dtype::F16 => {
                     scatter(panel, lane, &self.values, |x| f16::from_f32(x).to_ne_bytes())
                 }
-                Dtype::BF16 => {
-                    scatter(panel, lane, &self.values, |x| bf16::from_f32(x).to_ne_bytes());
-                }
+                Dtype::BF16 => scatter_pairs(panel, lane, &self.values),
                 _ => scatter(panel, lane, &self.values, f32::to_ne_bytes),
             };
         };
@@ -238,5 +237,15 @@ fn scatter<const N: usize>(
     let columns = panel.as_chunks_mut::<N>().0.chunks_exact_mut(PANEL_ROWS);
     for (column, value) in columns.zip(values) {
         column[lane] = to_bytes(*value);
+    }
+}
+
+/// Writes numbers as bf16 into `[cols / 2, 16, 2]`.
+fn scatter_pairs(panel: &mut [u8], lane: usize, values: &[f32]) {
+    let pairs = panel.as_chunks_mut::<4>().0.chunks_exact_mut(PANEL_ROWS);
+    for (pair, values) in pairs.zip(values.chunks(2)) {
+        for (bytes, value) in pair[lane].as_chunks_mut::<2>().0.iter_mut().zip(values) {
+            *bytes = bf16::from_f32(*value).to_ne_bytes();
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! Kernels without special instructions: the fallback, and the ones that show what the others do.
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{
     format::{
         Format, GroupLayout, Min, PANEL_ROWS, Q4K, Q4One, Q4Zero, Q5K, Q5One, Q5Zero, Q6K, Q8Zero,
-        VECTOR_BYTES,
+        VECTOR_BYTES, number_panel_bytes,
     },
     tile::{Tile, TileKernel},
 };
@@ -131,15 +131,17 @@ fn scales_and_mins(layout: GroupLayout, header: &[u8], factors: &[u8]) -> (Lanes
 
 fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
     let mut sums = [[0.0; PANEL_ROWS]; ROWS];
-    let columns = tile.weights.chunks_exact(PANEL_ROWS * N::BYTES);
-    let x = tile.x.as_chunks::<ROWS>().0;
-    assert!(columns.len() >= tile.num_steps && x.len() >= tile.num_steps);
-    for (column, x) in columns.zip(x).take(tile.num_steps) {
-        let weights = N::lanes(column);
-        for row in 0..ROWS {
-            let x = f32::from_bits(x[row]);
-            for lane in 0..PANEL_ROWS {
-                sums[row][lane] += weights[lane] * x;
+    let pairs = tile.weights.chunks(2 * PANEL_ROWS * N::DTYPE.block_bytes());
+    let x = &tile.x.as_chunks::<ROWS>().0[..tile.num_steps];
+    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps));
+    for (pair, x) in pairs.zip(x.chunks(2)) {
+        for (i, x) in x.iter().enumerate() {
+            let weights: Lanes = std::array::from_fn(|lane| N::number(pair, i, lane));
+            for row in 0..ROWS {
+                let x = f32::from_bits(x[row]);
+                for lane in 0..PANEL_ROWS {
+                    sums[row][lane] += weights[lane] * x;
+                }
             }
         }
     }
@@ -155,10 +157,10 @@ fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [Lanes; ROWS]) {
 
 /// A plain type of weight.
 trait Number {
-    const BYTES: usize;
+    const DTYPE: Dtype;
 
-    /// The numbers of `column`, which has 16.
-    fn lanes(column: &[u8]) -> Lanes;
+    /// The number of lane `lane` in column `i`, 0 or 1, of a pair.
+    fn number(pair: &[u8], i: usize, lane: usize) -> f32;
 }
 
 struct F32;
@@ -166,36 +168,30 @@ struct F16;
 struct Bf16;
 
 impl Number for F32 {
-    const BYTES: usize = 4;
+    const DTYPE: Dtype = Dtype::F32;
 
     #[inline(always)]
-    fn lanes(column: &[u8]) -> Lanes {
-        numbers_of(column, f32::from_ne_bytes)
+    fn number(pair: &[u8], i: usize, lane: usize) -> f32 {
+        f32::from_ne_bytes(pair.as_chunks().0[i * PANEL_ROWS + lane])
     }
 }
 
 impl Number for F16 {
-    const BYTES: usize = 2;
+    const DTYPE: Dtype = Dtype::F16;
 
     #[inline(always)]
-    fn lanes(column: &[u8]) -> Lanes {
-        numbers_of(column, |bytes| f16::from_ne_bytes(bytes).to_f32())
+    fn number(pair: &[u8], i: usize, lane: usize) -> f32 {
+        f16_at(pair, i * PANEL_ROWS + lane)
     }
 }
 
 impl Number for Bf16 {
-    const BYTES: usize = 2;
+    const DTYPE: Dtype = Dtype::BF16;
 
     #[inline(always)]
-    fn lanes(column: &[u8]) -> Lanes {
-        numbers_of(column, |bytes| f32::from_bits(u32::from(u16::from_ne_bytes(bytes)) << 16))
+    fn number(pair: &[u8], i: usize, lane: usize) -> f32 {
+        bf16::from_ne_bytes(pair.as_chunks().0[2 * lane + i]).to_f32()
     }
-}
-
-#[inline(always)]
-fn numbers_of<const N: usize>(column: &[u8], number: impl Fn([u8; N]) -> f32) -> Lanes {
-    let numbers = column.as_chunks::<N>().0.first_chunk::<PANEL_ROWS>();
-    numbers.expect("a column has a number for each row of the panel").map(number)
 }
 
 fn f16_at(bytes: &[u8], i: usize) -> f32 {

@@ -4,7 +4,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::{MatmulArgs, MatmulScratch, PackedMatrix, WeightPrecision, matmul};
+use half::bf16;
+
+use super::{
+    MatmulArgs, MatmulScratch, PackedMatrix, WeightPrecision, activations::Form,
+    kernels::KernelSet, matmul,
+};
 use crate::{
     Dtype, HostTensor, TensorData,
     cpu::{pool::ThreadPool, simd::SimdLevel},
@@ -76,11 +81,20 @@ fn pool() -> ThreadPool {
 }
 
 /// `x * weight^T` at one level.
-fn product(level: SimdLevel, x: &[f32], weight: &PackedMatrix, num_rows: usize) -> Vec<f32> {
+fn product(kernels: KernelSet, x: &[f32], weight: &PackedMatrix, num_rows: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; num_rows * weight.rows()];
     let args = MatmulArgs { x, weight, bias: None, out: &mut out, num_rows, accumulate: false };
-    matmul(&pool(), args, &mut MatmulScratch::with_level(level));
+    matmul(&pool(), args, &mut MatmulScratch::with_kernels(kernels));
     out
+}
+
+/// Activations as kernels take them: rounded to bf16 by some.
+fn seen_by(kernels: KernelSet, dtype: Dtype, x: &[f32]) -> Vec<f32> {
+    let round = |x: &f32| bf16::from_f32(*x).to_f32();
+    match kernels.form(dtype) {
+        Form::Bf16Pairs => x.iter().map(round).collect(),
+        _ => x.to_vec(),
+    }
 }
 
 /// The exact product, and for each output a bound of the error that a matmul may make.
@@ -138,10 +152,11 @@ fn outputs_lie_within_the_error_of_quantised_activations() {
                     let parts = std::slice::from_ref(&tensor);
                     let weight = PackedMatrix::pack(&pool(), parts, precision).unwrap();
                     assert_eq!((weight.rows(), weight.cols()), (rows, cols));
-                    let expected = expected(&tensor, &x, precision);
-                    for level in SimdLevel::available() {
-                        let actual = product(level, &x, &weight, num_rows);
-                        let what = format!("{level:?} {precision:?} {}", tensor.name);
+                    for kernels in KernelSet::available() {
+                        let seen = seen_by(kernels, weight.segments()[0].dtype, &x);
+                        let expected = expected(&tensor, &seen, precision);
+                        let actual = product(kernels, &x, &weight, num_rows);
+                        let what = format!("{kernels:?} {precision:?} {}", tensor.name);
                         assert_close(&actual, &expected, &what);
                     }
                 }
@@ -162,9 +177,9 @@ fn quantised_outputs_are_exact_for_representable_activations() {
         x.iter_mut().step_by(16).for_each(|x| *x = 127.0);
         let exact = expected(&tensor, &x, WeightPrecision::F32);
         let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
-        for level in SimdLevel::available() {
-            let actual = product(level, &x, &weight, 7);
-            assert_close(&actual, &exact, &format!("{level:?} {dtype}"));
+        for kernels in KernelSet::available() {
+            let actual = product(kernels, &x, &weight, 7);
+            assert_close(&actual, &exact, &format!("{kernels:?} {dtype}"));
         }
     }
 }
@@ -191,9 +206,9 @@ fn extreme_codes_do_not_saturate() {
                 let exact = expected(&tensor, &x, WeightPrecision::F32);
                 let parts = std::slice::from_ref(&tensor);
                 let weight = PackedMatrix::pack(&pool(), parts, WeightPrecision::Native).unwrap();
-                for level in SimdLevel::available() {
-                    let actual = product(level, &x, &weight, 5);
-                    assert_close(&actual, &exact, &format!("{level:?} {dtype} {byte:x}"));
+                for kernels in KernelSet::available() {
+                    let actual = product(kernels, &x, &weight, 5);
+                    assert_close(&actual, &exact, &format!("{kernels:?} {dtype} {byte:x}"));
                 }
             }
         }
@@ -213,13 +228,13 @@ fn parts_of_all_types_stack_along_their_rows() {
     let x = random.vector(num_rows * cols);
     let weight = PackedMatrix::pack(&pool(), &parts, WeightPrecision::Native).unwrap();
     assert_eq!(weight.rows(), parts.iter().map(HostTensor::num_rows).sum::<usize>());
-    for level in SimdLevel::available() {
-        let all = product(level, &x, &weight, num_rows);
+    for kernels in KernelSet::available() {
+        let all = product(kernels, &x, &weight, num_rows);
         let mut first = 0;
         for part in &parts {
             let matrix = std::slice::from_ref(part);
             let alone = PackedMatrix::pack(&pool(), matrix, WeightPrecision::Native).unwrap();
-            let alone = product(level, &x, &alone, num_rows);
+            let alone = product(kernels, &x, &alone, num_rows);
             for (row, alone) in alone.chunks_exact(part.num_rows()).enumerate() {
                 let start = row * weight.rows() + first;
                 assert_eq!(all[start..start + part.num_rows()], *alone, "{}", part.name);
@@ -237,18 +252,18 @@ fn bias_and_accumulation_add_up() {
     let (x, bias) = (random.vector(num_rows * cols), random.vector(rows));
     let before = random.vector(num_rows * rows);
     let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
-    for level in SimdLevel::available() {
-        let product = product(level, &x, &weight, num_rows);
+    for kernels in KernelSet::available() {
+        let product = product(kernels, &x, &weight, num_rows);
         for (with_bias, accumulate) in [(true, false), (false, true), (true, true)] {
             let mut out = before.clone();
             let bias = with_bias.then_some(&*bias);
             let args =
                 MatmulArgs { x: &x, weight: &weight, bias, out: &mut out, num_rows, accumulate };
-            matmul(&pool(), args, &mut MatmulScratch::with_level(level));
+            matmul(&pool(), args, &mut MatmulScratch::with_kernels(kernels));
             for (i, out) in out.iter().enumerate() {
                 let base = if accumulate { before[i] } else { 0.0 };
                 let expected = base + bias.map_or(0.0, |bias| bias[i % rows]) + product[i];
-                assert_eq!(*out, expected, "{level:?} output {i}");
+                assert_eq!(*out, expected, "{kernels:?} output {i}");
             }
         }
     }
@@ -272,8 +287,8 @@ proptest! {
         let x = random.vector(num_rows * cols);
         let [alone, together] = [1, num_threads].map(|num| ThreadPool::new(num).unwrap());
         let weight = PackedMatrix::pack(&together, &[tensor], WeightPrecision::Native).unwrap();
-        for level in SimdLevel::available() {
-            let mut scratch = MatmulScratch::with_level(level);
+        for kernels in KernelSet::available() {
+            let mut scratch = MatmulScratch::with_kernels(kernels);
             let mut run = |pool: &ThreadPool, x: &[f32]| {
                 let num_rows = x.len() / cols;
                 let mut out = vec![0.0; num_rows * rows];
@@ -330,7 +345,7 @@ fn random_weights_are_drawn_when_packed() {
     let exact = expected(&tensor, &x, WeightPrecision::Native);
     let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
     assert!(weight.bytes() >= 33 * 48 * 4);
-    assert_close(&product(SimdLevel::detect(), &x, &weight, 1), &exact, "random");
+    assert_close(&product(KernelSet::of(SimdLevel::detect()), &x, &weight, 1), &exact, "random");
 }
 
 /// Not finite in, not finite out: an overflow upstream must not turn into plausible numbers.
@@ -341,13 +356,13 @@ fn what_is_not_finite_spreads_to_its_row_only() {
         let cols = *cols_of(dtype).last().unwrap();
         let tensor = random.tensor(dtype, 20, cols);
         let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
-        for (level, bad) in
-            SimdLevel::available().flat_map(|level| [(level, f32::NAN), (level, f32::INFINITY)])
+        for (kernels, bad) in
+            KernelSet::available().flat_map(|set| [(set, f32::NAN), (set, f32::INFINITY)])
         {
             let mut x = random.vector(3 * cols);
             x[cols + 5] = bad;
-            let out = product(level, &x, &weight, 3);
-            assert!(out[20..40].iter().all(|out| !out.is_finite()), "{level:?} {dtype} {bad}");
+            let out = product(kernels, &x, &weight, 3);
+            assert!(out[20..40].iter().all(|out| !out.is_finite()), "{kernels:?} {dtype} {bad}");
             assert!(out[..20].iter().chain(&out[40..]).all(|out| out.is_finite()));
         }
     }
@@ -361,7 +376,7 @@ fn identity_activations_read_the_weights_back() {
     let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
     let mut x = vec![0.0; 20 * 20];
     (0..20).for_each(|i| x[i * 21] = 1.0);
-    let out = product(SimdLevel::Plain, &x, &weight, 20);
+    let out = product(KernelSet::of(SimdLevel::Plain), &x, &weight, 20);
     let transposed: Vec<_> = (0..20 * 18).map(|i| values[i % 18 * 20 + i / 18]).collect();
     assert_eq!(out, transposed);
 }
