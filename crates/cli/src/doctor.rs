@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 use inflight_backend::{
-    Backend, CpuBackend, CpuConfig, CudaBackend, Dtype, SimdLevel,
+    Backend, CpuBackend, CpuConfig, CudaBackend, SimdLevel,
     self_check::{OperatorCheck, check_operators},
 };
 use inflight_bench::{check_loop, measure_bandwidths};
@@ -39,7 +39,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
             row("gpu", no_gpu.as_deref().unwrap_or("not looked for (see --device)"));
             heading("Operators by the instructions used, against those of the best");
             for simd in SimdLevel::available() {
-                let backend = CpuBackend::new(checked_cpu(simd))?;
+                let backend = CpuBackend::new(CpuConfig { simd, ..CpuConfig::detect() })?;
                 check_all_operators(&mut tally, &format!("{simd:?}: "), &backend)?;
             }
             finish_device(&mut tally, &CpuBackend::new(CpuConfig::detect())?)?;
@@ -50,11 +50,6 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
     ensure!(num_failed == 0, "{num_failed} of {} checks failed", num_passed + num_failed);
     println!("all {num_passed} checks passed");
     Ok(())
-}
-
-/// The CPU as GPUs compute, with a KV cache of bf16: the checks hold both to the same tolerances.
-fn checked_cpu(simd: SimdLevel) -> CpuConfig {
-    CpuConfig { simd, kv_dtype: Dtype::BF16, ..CpuConfig::detect() }
 }
 
 impl Tally {

@@ -80,7 +80,7 @@ fn compare_all(config: CpuConfig, check: impl Fn(&Reference, usize, Prediction))
     for reference in references() {
         let predictions = forced_predictions(&backend, &decoder, &reference);
         println!(
-            "{:22} logprob differences, mean and largest: {} to llama.cpp, {} to its f32, {} to f64",
+            "{:22} mean and largest logprob difference: {} to llama.cpp, {} to its f32, {} to f64",
             reference.name,
             differences(&predictions, &reference.quantised),
             differences(&predictions, &reference.dequantised),

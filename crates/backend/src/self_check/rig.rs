@@ -3,7 +3,7 @@
 use crate::{
     Backend, BackendError, Dtype, HostTensor, KvLayer, TensorData, philox, quant::random_row,
 };
-use half::bf16;
+use half::{bf16, f16};
 
 /// A device, a stream of it and an event at the stream's end.
 pub(super) struct Rig<'a, B: Backend> {
@@ -107,10 +107,13 @@ impl<'a, B: Backend> Rig<'a, B> {
     }
 
     fn write(&self, buffer: &B::Buffer, values: &[f32], dtype: Dtype) -> Result<(), BackendError> {
-        let bits = |value: f32| u32::from(bf16::from_f32(value).to_bits());
+        let bits = |value: f32| match dtype {
+            Dtype::F16 => u32::from(f16::from_f32(value).to_bits()),
+            _ => u32::from(bf16::from_f32(value).to_bits()),
+        };
         let words: Vec<u32> = match dtype {
             Dtype::F32 => values.iter().map(|value| value.to_bits()).collect(),
-            Dtype::BF16 => {
+            Dtype::F16 | Dtype::BF16 => {
                 let pairs = values.chunks(2);
                 pairs.map(|pair| pair.iter().rev().fold(0, |w, v| w << 16 | bits(*v))).collect()
             }
@@ -123,10 +126,13 @@ impl<'a, B: Backend> Rig<'a, B> {
         let halves = |word: u32| [word as u16, (word >> 16) as u16];
         Ok(match dtype {
             Dtype::F32 => self.read_words(buffer, len)?.into_iter().map(f32::from_bits).collect(),
-            Dtype::BF16 => {
+            Dtype::F16 | Dtype::BF16 => {
+                let value = |bits| match dtype {
+                    Dtype::F16 => f16::from_bits(bits).to_f32(),
+                    _ => bf16::from_bits(bits).to_f32(),
+                };
                 let words = self.read_words(buffer, len.div_ceil(2))?;
-                let bits = words.into_iter().flat_map(halves).take(len);
-                bits.map(|bits| bf16::from_bits(bits).to_f32()).collect()
+                words.into_iter().flat_map(halves).take(len).map(value).collect()
             }
             other => unreachable!("no device computes in {other}"),
         })
