@@ -20,7 +20,7 @@ pub(crate) fn load_tokenizer(files: &ModelFiles) -> Result<Tokenizer> {
         bail!("{}: there is no tokenizer.json, which turns text into tokens", folder.display());
     }
     tracing::warn!("there is no tokenizer.json: every byte of a text is a token");
-    Tokenizer::from_gguf(byte_vocab()).context("the tokenizer of bytes")
+    Tokenizer::from_gguf(byte_vocab(files.config.vocab_size)).context("the tokenizer of bytes")
 }
 
 fn vocab_of(file: GgufTokenizer) -> GgufVocab {
@@ -43,13 +43,16 @@ fn vocab_of(file: GgufTokenizer) -> GgufVocab {
     }
 }
 
-/// Token ids 0 to 255 are bytes: any text can be sent to a model of which only sizes are known.
-fn byte_vocab() -> GgufVocab {
+/// Token ids 0 to 255 are bytes: any text can be sent to a model of which only sizes are known. The
+/// others are shown as their number; no text becomes one, since no two bytes make a token.
+fn byte_vocab(vocab_size: usize) -> GgufVocab {
     // Values of `tokenizer.ggml.token_type`.
     const NORMAL: i32 = 1;
     const BYTE: i32 = 6;
     let mut tokens: Vec<_> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
+    tokens.extend((256..vocab_size).map(|id| format!("\u{2581}{id}")));
     let mut token_types = vec![BYTE; 256];
+    token_types.resize(tokens.len(), NORMAL);
     // This family writes a space as another character, which must be a token to be found.
     tokens[usize::from(b' ')] = "\u{2581}".to_owned();
     token_types[usize::from(b' ')] = NORMAL;
@@ -73,10 +76,11 @@ mod tests {
 
     #[test]
     fn bytes_are_tokens() {
-        let tokenizer = Tokenizer::from_gguf(byte_vocab()).unwrap();
-        let text = "Hi, é\n <0x41>";
+        let tokenizer = Tokenizer::from_gguf(byte_vocab(400)).unwrap();
+        let text = "Hi, é\n <0x41> 300";
         let ids = tokenizer.encode_prompt(text, Special::Parse).unwrap();
         assert_eq!(ids, text.bytes().map(u32::from).collect::<Vec<_>>());
         assert_eq!(tokenizer.decode(&ids, true), text);
+        assert_eq!(tokenizer.decode(&[72, 300, 399], true), "H 300 399");
     }
 }

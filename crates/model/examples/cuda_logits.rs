@@ -154,36 +154,46 @@ struct Fixture {
 }
 
 fn check_fixtures(cuda: &CudaBackend, folder: &Path, logits: &str) -> Result<bool, Failure> {
-    let fixtures: BTreeMap<String, Fixture> = serde_json::from_str(logits)?;
+    let theirs: BTreeMap<String, Fixture> = serde_json::from_str(logits)?;
     let mut passed = true;
-    for (name, fixture) in &fixtures {
+    for (name, theirs) in &theirs {
+        let exact = std::fs::read_to_string(folder.join(name).join("expected.json"))?;
+        let exact: Fixture = serde_json::from_str(&exact)?;
         let files = ModelFiles::open(&folder.join(name))?;
+        if !files.config.head_dim.is_multiple_of(16) {
+            println!(
+                "{name:14} skipped: the GPU has no kernel for heads of {}",
+                files.config.head_dim
+            );
+            continue;
+        }
         let decoder = Decoder::load(cuda, &files.config, &files.weights, 128, &mut |_| {})?;
-        for expected in &fixture.sequences {
-            let logits = all_logits(cuda, &decoder, &expected.input_ids, 64)?;
-            let ok = check_sequence(name, &logits, expected, files.config.vocab_size);
-            passed &= ok;
+        for (theirs, exact) in theirs.sequences.iter().zip(&exact.sequences) {
+            let logits = all_logits(cuda, &decoder, &exact.input_ids, 64)?;
+            passed &= check_sequence(name, &logits, theirs, exact);
         }
     }
     Ok(passed)
 }
 
-/// Two computations in bf16 may each be off by [`TOLERANCE`].
-fn check_sequence(name: &str, logits: &[f32], expected: &Sequence, vocab_size: usize) -> bool {
+/// In bf16 we may be as far from f32 as transformers is, and half as much again.
+fn check_sequence(name: &str, logits: &[f32], theirs: &Sequence, exact: &Sequence) -> bool {
+    let vocab_size = logits.len() / exact.input_ids.len();
     let rows: Vec<&[f32]> = logits.chunks_exact(vocab_size).collect();
-    let last_rows = rows[rows.len() - expected.last_logits.len()..].concat();
-    let error = relative_error(&last_rows, &expected.last_logits.concat());
-    let largest = expected.last_logits.iter().flatten().fold(0f32, |max, x| max.max(x.abs()));
+    let last_rows = rows[rows.len() - exact.last_logits.len()..].concat();
+    let f32_logits = exact.last_logits.concat();
+    let our_error = relative_error(&last_rows, &f32_logits);
+    let their_error = relative_error(&theirs.last_logits.concat(), &f32_logits);
+    let largest = f32_logits.iter().fold(0f32, |max, x| max.max(x.abs()));
     let wide = 2.0 * TOLERANCE as f32 * largest;
-    let (mut parted, mut wrong) = (0, 0);
-    for (i, row) in rows.iter().enumerate() {
-        if argmax(row) != expected.argmax[i] {
-            parted += 1;
-            wrong += usize::from(expected.margin[i] > wide);
-        }
-    }
-    let (ok, num) = (error <= 2.0 * TOLERANCE && wrong == 0, rows.len());
-    println!("{name:14} {num:3} tokens: error {error:.2e}, {parted} tops differ, ok {ok}");
+    let clear = (0..rows.len()).filter(|i| exact.margin[*i] > wide && theirs.margin[*i] > wide);
+    let wrong = clear.filter(|i| argmax(rows[*i]) != theirs.argmax[*i]).count();
+    let ok = our_error <= TOLERANCE.max(1.5 * their_error) && wrong == 0;
+    let num = rows.len();
+    println!(
+        "{name:14} {num:3} tokens: off f32 by {our_error:.2e}, transformers in bf16 by \
+         {their_error:.2e}; {wrong} clear tops differ, ok {ok}"
+    );
     ok
 }
 
