@@ -101,7 +101,7 @@ impl Activations {
     /// Brings `x`, `[num_rows, cols]`, into `form`.
     pub(super) fn prepare(&mut self, pool: &ThreadPool, x: &[f32], blocks: RowBlocks, form: Form) {
         /// Elements worth a task of their own.
-        const MIN_TASK_LEN: usize = 1 << 14;
+        const MIN_TASK_LEN: usize = 1 << 12;
         let cols = x.len() / blocks.num_rows;
         let row_words = form.row_words(cols);
         let num_words = blocks.num_rows * row_words;
@@ -110,22 +110,30 @@ impl Activations {
         }
         let level = self.level;
         let words = SharedMut::new(&mut self.words);
-        let block_len = cols * blocks.rows(0).len().max(1);
-        pool.run_chunks(blocks.num_blocks, MIN_TASK_LEN.div_ceil(block_len), |chunk| {
-            for rows in chunk.map(|block| blocks.rows(block)) {
-                let x = &x[rows.start * cols..rows.end * cols];
-                // SAFETY: blocks have rows, hence words, of their own.
-                let out = unsafe { words.slice(rows.start * row_words..rows.end * row_words) };
+        // Two halves of a block's columns, so that two threads have equal shares of few rows.
+        let middle = cols / 64 * 32;
+        let halves = [0..middle, middle..cols];
+        let half_len = (cols / 2 * blocks.rows(0).len()).max(1);
+        pool.run_chunks(2 * blocks.num_blocks, MIN_TASK_LEN.div_ceil(half_len), |chunk| {
+            for half in chunk {
+                let (rows, columns) = (blocks.rows(half / 2), halves[half % 2].clone());
+                let num_rows = rows.len();
+                let start = rows.start * row_words + num_rows * form.row_words(columns.start);
+                let len = num_rows * form.row_words(columns.len());
+                // SAFETY: blocks have rows, hence words, of their own, and halves of the columns
+                // have steps of their own, which follow each other.
+                let out = unsafe { words.slice(start..start + len) };
+                let part = Part { x, cols, rows, columns };
                 match form {
-                    Form::Plain => interleave(x, rows.len(), out),
+                    Form::Plain => part.interleave(out),
                     // SAFETY: only a set of kernels that need it, on a processor that has the
                     // instructions, asks for this form.
                     #[cfg(target_arch = "x86_64")]
-                    Form::Bf16Pairs => unsafe { avx512_bf16::round(x, rows.len(), out) },
+                    Form::Bf16Pairs => unsafe { avx512_bf16::round(&part, out) },
                     #[cfg(not(target_arch = "x86_64"))]
                     Form::Bf16Pairs => unreachable!("no kernel of this architecture wants it"),
-                    Form::Groups16 => quantise::block::<16>(level, x, rows.len(), out),
-                    Form::Groups32 => quantise::block::<32>(level, x, rows.len(), out),
+                    Form::Groups16 => quantise::part::<16>(level, &part, out),
+                    Form::Groups32 => quantise::part::<32>(level, &part, out),
                 }
             }
         });
@@ -137,11 +145,44 @@ impl Activations {
     }
 }
 
-/// `[num_rows, cols]` to `[cols, num_rows]`.
-fn interleave(x: &[f32], num_rows: usize, out: &mut [u32]) {
-    for (row, x) in x.chunks_exact(x.len() / num_rows).enumerate() {
-        for (column, x) in out.chunks_exact_mut(num_rows).zip(x) {
-            column[row] = x.to_bits();
+/// Some columns of a block's rows.
+pub(super) struct Part<'a> {
+    /// `[all rows, cols]`.
+    x: &'a [f32],
+    cols: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl<'a> Part<'a> {
+    /// All of `[num_rows, cols]`.
+    #[cfg(test)]
+    pub(super) fn whole(x: &'a [f32], num_rows: usize) -> Self {
+        let cols = x.len() / num_rows;
+        Self { x, cols, rows: 0..num_rows, columns: 0..cols }
+    }
+
+    pub(super) fn num_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn num_columns(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// The part's columns of its row `row`.
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> &'a [f32] {
+        let start = (self.rows.start + row) * self.cols;
+        &self.x[start + self.columns.start..start + self.columns.end]
+    }
+
+    /// `[rows, columns]` to `[columns, rows]`.
+    fn interleave(&self, out: &mut [u32]) {
+        for row in 0..self.num_rows() {
+            for (column, x) in out.chunks_exact_mut(self.num_rows()).zip(self.row(row)) {
+                column[row] = x.to_bits();
+            }
         }
     }
 }

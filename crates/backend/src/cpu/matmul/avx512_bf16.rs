@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{
-    activations::Form,
+    activations::{Form, Part},
     avx512,
     format::VECTOR_BYTES,
     tile::{Tile, TileKernel, prefetch},
@@ -60,15 +60,15 @@ unsafe fn add_pair<const ROWS: usize>(
     }
 }
 
-/// Rounds `[num_rows, cols]` to nearest even, into [`Form::Bf16Pairs`].
+/// Rounds a part to nearest even, into [`Form::Bf16Pairs`].
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) fn round(x: &[f32], num_rows: usize, out: &mut [u32]) {
+pub(super) fn round(part: &Part<'_>, out: &mut [u32]) {
     /// Numbers, and pairs of them, at a time.
     const LEN: usize = 32;
-    let cols = x.len() / num_rows;
-    assert!(out.len() >= num_rows * Form::Bf16Pairs.row_words(cols));
-    for (row, x) in x.chunks_exact(cols).enumerate() {
-        for (i, x) in x.chunks(LEN).enumerate() {
+    let num_rows = part.num_rows();
+    assert!(out.len() >= num_rows * Form::Bf16Pairs.row_words(part.num_columns()));
+    for row in 0..num_rows {
+        for (i, x) in part.row(row).chunks(LEN).enumerate() {
             let mut numbers = [0.0_f32; LEN];
             numbers[..x.len()].copy_from_slice(x);
             let mut pairs = [0_u32; LEN / 2];

@@ -6,37 +6,32 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use super::activations::Part;
 use crate::cpu::simd::SimdLevel;
 
-/// Quantises `[num_rows, cols]` in groups of `LEN` columns; for the layout see
-/// [`super::activations`].
-pub(super) fn block<const LEN: usize>(
-    level: SimdLevel,
-    x: &[f32],
-    num_rows: usize,
-    out: &mut [u32],
-) {
+/// Quantises a part in groups of `LEN` columns; for the layout see [`super::activations`].
+pub(super) fn part<const LEN: usize>(level: SimdLevel, part: &Part<'_>, out: &mut [u32]) {
     match level {
         // SAFETY: whoever chose the level made sure that the processor has it.
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 => unsafe { block_avx512::<LEN>(x, num_rows, out) },
+        SimdLevel::Avx512 => unsafe { part_avx512::<LEN>(part, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx2 => unsafe { block_avx2::<LEN>(x, num_rows, out) },
-        _ => each_group(x, num_rows, out, quantise::<LEN>),
+        SimdLevel::Avx2 => unsafe { part_avx2::<LEN>(part, out) },
+        _ => each_group(part, out, quantise::<LEN>),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2")]
-fn block_avx512<const LEN: usize>(x: &[f32], num_rows: usize, out: &mut [u32]) {
-    each_group(x, num_rows, out, |group| quantise_avx512::<LEN>(group));
+fn part_avx512<const LEN: usize>(part: &Part<'_>, out: &mut [u32]) {
+    each_group(part, out, |group| quantise_avx512::<LEN>(group));
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn block_avx2<const LEN: usize>(x: &[f32], num_rows: usize, out: &mut [u32]) {
-    each_group(x, num_rows, out, quantise::<LEN>);
+fn part_avx2<const LEN: usize>(part: &Part<'_>, out: &mut [u32]) {
+    each_group(part, out, quantise::<LEN>);
 }
 
 /// A group's scale, the sum of its codes, and the codes.
@@ -44,17 +39,16 @@ type Quantised<const LEN: usize> = (f32, i32, [i8; LEN]);
 
 #[inline(always)]
 fn each_group<const LEN: usize>(
-    x: &[f32],
-    num_rows: usize,
+    part: &Part<'_>,
     out: &mut [u32],
     quantise: impl Fn(&[f32; LEN]) -> Quantised<LEN>,
 ) {
-    let cols = x.len() / num_rows;
+    let num_rows = part.num_rows();
     for (g, out) in out.chunks_exact_mut((2 + LEN / 4) * num_rows).enumerate() {
         let (scales, rest) = out.split_at_mut(num_rows);
         let (sums, words) = rest.split_at_mut(num_rows);
         for row in 0..num_rows {
-            let group = x[row * cols + g * LEN..].first_chunk().expect("LEN divides cols");
+            let group = part.row(row)[g * LEN..].first_chunk().expect("LEN divides cols");
             let (scale, sum, codes) = quantise(group);
             scales[row] = scale.to_bits();
             sums[row] = (scale * sum as f32).to_bits();
@@ -160,9 +154,10 @@ mod tests {
         x[64..96].fill(1e-40);
         let run = |level| {
             let mut out = vec![0; num_rows * cols / 32 * 10];
-            block::<32>(level, &x, num_rows, &mut out);
+            let whole = Part::whole(&x, num_rows);
+            part::<32>(level, &whole, &mut out);
             let mut halves = vec![0; num_rows * cols / 16 * 6];
-            block::<16>(level, &x, num_rows, &mut halves);
+            part::<16>(level, &whole, &mut halves);
             (out, halves)
         };
         for level in SimdLevel::available() {
