@@ -9,6 +9,7 @@ struct Params {
 };
 
 KERNEL void __launch_bounds__(THREADS) add_bias(const Params p) {
+    wait_for_earlier_kernels();
     u32 i = (blockIdx.y * THREADS + threadIdx.x) * 8;
     if (i >= p.len) return;
     bf16* x = p.x + u64(blockIdx.x) * p.len;

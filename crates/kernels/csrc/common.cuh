@@ -14,6 +14,18 @@ constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr u32 NONE = 0xffffffffu;
 #define INFINITE __int_as_float(0x7f800000)
 
+// ---- kernels that begin before the one in front of them has ended ----
+
+// Waits until everything enqueued before has finished and its writes are seen; then the next kernel
+// may begin, as far as it does not wait here. Every thread that reads what earlier kernels wrote,
+// or writes at all, calls it first.
+DEVICE void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- bf16: the upper half of an f32 ----
 
 struct bf16 {

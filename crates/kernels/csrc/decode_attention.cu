@@ -450,6 +450,7 @@ DEVICE void clear_empty_rows(const Params& p) {
 }
 
 KERNEL void __launch_bounds__(THREADS) decode_attention(const Params p) {
+    wait_for_earlier_kernels();
     extern __shared__ __align__(16) u8 memory[];
     Meeting& meeting = *reinterpret_cast<Meeting*>(memory + WARPS * STAGES * STAGE_BYTES);
     u32 ring = shared_address(memory) + warp_id() * STAGES * STAGE_BYTES;

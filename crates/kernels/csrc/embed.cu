@@ -15,6 +15,7 @@ struct Params {
 };
 
 KERNEL void __launch_bounds__(THREADS) embed(const Params p) {
+    wait_for_earlier_kernels();
     u32 token = blockIdx.x;
     u32 id = p.token_ids[token];
     bool valid = id < p.num_embeddings;

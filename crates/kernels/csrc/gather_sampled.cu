@@ -12,6 +12,7 @@ struct Params {
 };
 
 KERNEL void __launch_bounds__(THREADS) gather_sampled(const Params p) {
+    wait_for_earlier_kernels();
     constexpr u32 IN_VECTOR = 16 / sizeof(Element);
     const Element* from = p.x + u64(p.sample_indices[blockIdx.x]) * p.len;
     Element* to = p.out + u64(blockIdx.x) * p.len;

@@ -82,6 +82,7 @@ KERNEL void __launch_bounds__(THREADS) gemv(const Params p) {
     for (u32 i = 0; i + 1 < STAGES; i++, next += STEP) {
         load_step(p, rows, next, ring_address + i * STAGE_BYTES);
     }
+    wait_for_earlier_kernels(); // The weights are nobody's result.
     u32 num_steps = ceil_div(p.cols, STEP), stage = 0, free_stage = STAGES - 1;
 #pragma unroll 2
     for (u32 step = 0; step < num_steps; step++, col += STEP, next += STEP) {

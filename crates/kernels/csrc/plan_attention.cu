@@ -47,6 +47,7 @@ DEVICE u32 find_row(const uint4* rows, u32 num_rows, u32 unit) {
 }
 
 KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
+    wait_for_earlier_kernels();
     uint4* decode_rows = reinterpret_cast<uint4*>(p.plan + HEADER);
     u32* cta_rows = p.plan + HEADER + 4 * p.max_rows;
     uint2* prefill_tiles = reinterpret_cast<uint2*>(cta_rows + p.num_ctas + p.num_ctas % 2);

@@ -256,6 +256,7 @@ DEVICE void write_out(const Params& p, const Queries& q, Running& r) {
 }
 
 KERNEL void __launch_bounds__(THREADS, 1) prefill_attention(const Params p) {
+    wait_for_earlier_kernels();
     extern __shared__ __align__(16) u8 memory[];
     if (blockIdx.x >= p.plan[3]) return;
     u32 tiles = HEADER + 4 * p.max_rows + p.num_ctas + p.num_ctas % 2;

@@ -21,6 +21,7 @@ DEVICE u64 mix(u64 value) {
 }
 
 KERNEL void __launch_bounds__(THREADS) random_normal(const Params p) {
+    wait_for_earlier_kernels();
     constexpr float SCALE = 1.0f / 4294967296.0f;
     u64 key = mix(p.seed);
     u64 first_pair = p.first_index / 2, stride = u64(gridDim.x) * THREADS;

@@ -61,6 +61,7 @@ DEVICE void norm_elements(const X* x, const float* weight, Out* out, u32 len, fl
 }
 
 KERNEL void __launch_bounds__(1024) rms_norm(const Params p) {
+    wait_for_earlier_kernels();
     u64 start = u64(blockIdx.x) * p.len;
     if (p.len % 8 == 0) {
         norm_vectors(p.x + start, p.weight, p.out + start, p.len, p.eps);

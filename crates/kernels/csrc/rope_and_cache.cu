@@ -61,6 +61,7 @@ DEVICE float rotated(const float* head, const float* turn, u32 dim, u32 i) {
 }
 
 KERNEL void __launch_bounds__(32 * WARPS) rope_and_cache(const Params p) {
+    wait_for_earlier_kernels();
     __shared__ float heads[WARPS][HEAD_DIM];
     u32 token = blockIdx.x;
     u32 i = blockIdx.y * WARPS + warp_id();

@@ -630,6 +630,7 @@ DEVICE void report(const Params& p, const Options& o, const float* row, u32 toke
 }
 
 KERNEL void __launch_bounds__(THREADS) sample(const Params p) {
+    wait_for_earlier_kernels();
     u32 row_index = blockIdx.x, n = p.vocab_size;
     Options options(p.sampling + row_index * SAMPLING_WORDS);
     const float* row = p.logits + u64(row_index) * n;

@@ -12,6 +12,7 @@ struct Params {
 DEVICE float silu(float x) { return x / (1.0f + __expf(-x)); }
 
 KERNEL void __launch_bounds__(THREADS) silu_and_mul(const Params p) {
+    wait_for_earlier_kernels();
     u32 i = (blockIdx.y * THREADS + threadIdx.x) * 8;
     if (i >= p.len) return;
     const bf16* gate = p.gate_up + u64(blockIdx.x) * 2 * p.len;

@@ -15,6 +15,7 @@ struct Params {
 };
 
 KERNEL void __launch_bounds__(THREADS) track_tokens(const Params p) {
+    wait_for_earlier_kernels();
     u32 row = blockIdx.x;
     u32 slot = p.row_states[row * STATE_WORDS];
     if (slot == NONE) return;

@@ -51,6 +51,7 @@ DEVICE void copy(const u32* from, u32* to, u32 n) {
 }
 
 KERNEL void __launch_bounds__(THREADS) unpack(const Params p) {
+    wait_for_earlier_kernels();
     u32 num_tokens = p.packed[0], num_rows = p.packed[1], num_blocks = p.packed[2];
     u32 num_sampled = p.packed[3], num_bias = p.packed[4];
 

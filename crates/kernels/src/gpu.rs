@@ -27,6 +27,11 @@ impl Arch {
         }
     }
 
+    /// Whether blocks form clusters, and a kernel may begin while the one in front of it ends.
+    pub fn is_hopper_or_later(self) -> bool {
+        self != Self::SM_80
+    }
+
     /// As NVRTC's `--gpu-architecture` has it.
     pub const fn name(self) -> &'static str {
         self.0

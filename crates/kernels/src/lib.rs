@@ -28,6 +28,9 @@
 //! Invariant: kernels include no header but our own.
 //! Invariant: no grid depends on anything but the (padded) shape of a step and the GPU, so that
 //! every launch can be captured in a graph.
+//! Invariant: every kernel calls `wait_for_earlier_kernels` before it reads what an earlier one may
+//! have written and before it writes, so that all may be launched to overlap
+//! ([`Arch::is_hopper_or_later`]).
 //! Invariant: no kernel allocates, waits for the host, or leaves results that depend on the order
 //! in which its blocks run.
 

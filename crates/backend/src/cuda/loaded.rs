@@ -25,6 +25,8 @@ pub(super) struct Loaded<K> {
     module: Module,
     function: sys::CUfunction,
     dynamic_smem: u32,
+    /// Whether it may begin before the kernel in front of it has ended.
+    overlaps: bool,
 }
 
 /// Machine code on the device, unloaded when dropped.
@@ -73,7 +75,8 @@ impl KernelLoader {
             let set = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) };
             check(&format!("cuFuncSetAttribute ({spec})"), set)?;
         }
-        Ok(Loaded { kernel, module, function, dynamic_smem })
+        let overlaps = self.gpu.arch.is_hopper_or_later();
+        Ok(Loaded { kernel, module, function, dynamic_smem, overlaps })
     }
 }
 
@@ -94,21 +97,33 @@ impl<K: Kernel> Loaded<K> {
         }
         self.module.device.bind()?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        // It may begin while the kernel in front of it ends: all of ours wait by themselves.
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: self.dynamic_smem,
+            hStream: stream.raw(),
+            attrs: &raw mut overlap,
+            numAttrs: u32::from(self.overlaps),
+        };
         let params: *const K::Params = params;
         let mut arguments = [params.cast_mut().cast::<c_void>()];
         // SAFETY: the kernel takes one argument, of `params_bytes` bytes, which the driver copies
-        // before it returns. What the parameters point to outlives the launch: see `Backend`.
+        // before it returns, as it does `config`. What the parameters point to outlives the launch:
+        // see `Backend`.
         let launched = unsafe {
-            sys::cuLaunchKernel(
+            sys::cuLaunchKernelEx(
+                &raw const config,
                 self.function,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                self.dynamic_smem,
-                stream.raw(),
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut(),
             )

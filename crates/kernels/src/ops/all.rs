@@ -1,11 +1,21 @@
 //! Every specialisation that is checked before it meets a GPU.
 
 use super::{
-    add_bias::AddBias, decode_attention::DecodeAttention, embed::Embed,
-    gather_sampled::GatherSampled, gemv::Gemv, plan_attention::PlanAttention,
-    prefill_attention::PrefillAttention, random_normal::RandomNormal, rms_norm::RmsNorm,
-    rope_and_cache::RopeAndCache, sample::Sample, silu_and_mul::SiluAndMul,
-    track_tokens::TrackTokens, unpack::Unpack,
+    add_bias::AddBias,
+    decode_attention::DecodeAttention,
+    embed::Embed,
+    flat_gemm::{FlatGemm, FlatShape, Ring},
+    gather_sampled::GatherSampled,
+    gemv::Gemv,
+    plan_attention::PlanAttention,
+    prefill_attention::PrefillAttention,
+    random_normal::RandomNormal,
+    rms_norm::RmsNorm,
+    rope_and_cache::RopeAndCache,
+    sample::Sample,
+    silu_and_mul::SiluAndMul,
+    track_tokens::TrackTokens,
+    unpack::Unpack,
 };
 use crate::{Element, Gpu, Kernel, KernelError, KernelSpec};
 
@@ -36,14 +46,17 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
             specs.push(RmsNorm { x: first, out }.spec());
         }
     }
-    for num_rows in 1..=Gemv::MAX_ROWS {
-        for (out, accumulate) in [
-            (Element::Bf16, false),
-            (Element::Bf16, true),
-            (Element::F32, false),
-            (Element::F32, true),
-        ] {
+    for (out, accumulate) in [(both[0], false), (both[0], true), (both[1], false), (both[1], true)]
+    {
+        for num_rows in 1..=Gemv::MAX_ROWS {
             specs.push(Gemv::new(num_rows, out, accumulate)?.spec());
+        }
+        for (num_rows, rows) in
+            [4096, 28672].into_iter().flat_map(|rows| [8, 16, 32].map(|n| (n, rows)))
+        {
+            let shape = FlatShape { num_rows, rows, out, accumulate };
+            specs.push(FlatGemm::new(gpu, shape, Ring::Whole)?.spec());
+            specs.push(FlatGemm::new(gpu, shape, Ring::Half)?.spec());
         }
     }
     for head_dim in HEAD_DIMS {

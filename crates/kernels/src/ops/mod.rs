@@ -3,8 +3,8 @@
 //! In a step's order: [`unpack`], [`track_tokens`], [`embed`], [`rms_norm`], [`add_bias`],
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
 //! token), [`prefill_attention`] (rows of several), [`silu_and_mul`], [`gather_sampled`],
-//! [`sample`]. [`gemv`] is a matrix product of very few rows; [`random_normal`] fills dummy
-//! weights.
+//! [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products of very few and of few rows;
+//! [`random_normal`] fills dummy weights.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
@@ -13,6 +13,7 @@ pub mod add_bias;
 pub mod all;
 pub mod decode_attention;
 pub mod embed;
+pub mod flat_gemm;
 pub mod gather_sampled;
 pub mod gemv;
 pub mod plan_attention;

@@ -5,7 +5,10 @@
 //! the GPU has multiprocessors.
 
 use cudarc::cublaslt::sys as lt;
-use inflight_kernels::ops::gemv::Gemv;
+use inflight_kernels::ops::{
+    flat_gemm::{FlatGemm, Ring},
+    gemv::Gemv,
+};
 
 use super::{
     Gemm, Method, Problem,
@@ -44,6 +47,10 @@ impl Gemm {
         match method {
             Method::Library(algorithm) => self.takes(descriptor, problem, &algorithm),
             Method::Gemv => Ok(problem.num_rows <= Gemv::MAX_ROWS as usize),
+            Method::Flat(_) => {
+                let few = Gemv::MAX_ROWS as usize + 1..=FlatGemm::MAX_ROWS as usize;
+                Ok(few.contains(&problem.num_rows) && problem.n.is_multiple_of(8))
+            }
         }
     }
 
@@ -74,8 +81,10 @@ impl Gemm {
                 }
             }
         }
-        if self.is_usable(descriptor, problem, Method::Gemv)? {
-            methods.push(Method::Gemv);
+        for method in [Method::Gemv, Method::Flat(Ring::Whole), Method::Flat(Ring::Half)] {
+            if self.is_usable(descriptor, problem, method)? {
+                methods.push(method);
+            }
         }
         Ok(methods)
     }

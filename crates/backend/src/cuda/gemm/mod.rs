@@ -2,7 +2,8 @@
 //!
 //! cuBLASLt is column-major: row-major `x [m, k]` is `k x m` to it, `weight [n, k]` is `k x n` and
 //! `y [m, n]` is `n x m`, so the product asked for is `y = transposed(weight) * x`.
-//! Very few rows are also tried with a kernel of our own, [`inflight_kernels::ops::gemv`].
+//! Few rows are also tried with kernels of our own, [`inflight_kernels::ops::gemv`] and
+//! [`inflight_kernels::ops::flat_gemm`].
 //!
 //! [`problem`]: which products are computed alike. [`descriptor`]: what cuBLASLt is told.
 //! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold
@@ -23,7 +24,10 @@ use std::{
 use cudarc::{cublaslt::sys as lt, driver::sys};
 use inflight_kernels::{
     Element as KernelElement,
-    ops::gemv::{Gemv, GemvParams},
+    ops::{
+        flat_gemm::{FlatGemm, FlatGemmParams, FlatShape, Ring},
+        gemv::{Gemv, GemvParams},
+    },
 };
 pub(super) use problem::{Problem, row_bucket};
 use store::MethodStore;
@@ -46,6 +50,7 @@ pub(super) struct Gemm {
     loader: Arc<KernelLoader>,
     /// By rows, whether the output is f32, and whether it is added to.
     gemv: ByKey<(usize, bool, bool), Loaded<Gemv>>,
+    flat: ByKey<FlatGemm, Loaded<FlatGemm>>,
     handle: lt::cublasLtHandle_t,
     state: Mutex<State>,
 }
@@ -70,6 +75,8 @@ enum Method {
     Library(lt::cublasLtMatmulAlgo_t),
     /// Our kernel for very few rows.
     Gemv,
+    /// Our kernel for few rows.
+    Flat(Ring),
 }
 
 /// A bias, `[n]`.
@@ -122,6 +129,7 @@ impl Gemm {
             device: Arc::clone(device),
             loader: Arc::clone(loader),
             gemv: ByKey::default(),
+            flat: ByKey::default(),
             handle,
             state: Mutex::new(state),
         })
@@ -147,10 +155,16 @@ impl Gemm {
             let plan = self.plan(&mut state, problem, stream)?;
             state.plans.insert(problem, plan);
         }
-        if state.plans.get(&problem).is_some_and(|plan| plan.method == Method::Gemv) {
-            self.gemv(product)?; // loads it
+        state.plans.get(&problem).map_or(Ok(()), |plan| self.load(plan.method, product))
+    }
+
+    /// Loads the kernel that `product` needs, if it is one of ours.
+    fn load(&self, method: Method, product: &Product) -> Result<(), BackendError> {
+        match method {
+            Method::Library(_) => Ok(()),
+            Method::Gemv => self.gemv(product).map(drop),
+            Method::Flat(ring) => self.flat(product, ring).map(drop),
         }
-        Ok(())
     }
 
     /// Enqueues `product`, which was prepared.
@@ -177,17 +191,29 @@ impl Gemm {
                 self.launch_library(&plan.descriptor, algorithm, product, stream)
             }
             Method::Gemv => self.gemv(product)?.launch(&gemv_params(product), stream),
+            Method::Flat(ring) => self.flat(product, *ring)?.launch(&flat_params(product), stream),
         }
     }
 
-    /// Our kernel for products like this one.
+    /// Our kernel for few rows, for products like this one.
+    fn flat(&self, product: &Product, ring: Ring) -> Result<Arc<Loaded<FlatGemm>>, BackendError> {
+        let shape = FlatShape {
+            num_rows: word(product.num_rows),
+            rows: word(product.n),
+            out: kernel_element(product.out_element),
+            accumulate: product.accumulate,
+        };
+        let kernel = FlatGemm::new(&self.loader.gpu, shape, ring).map_err(unsupported)?;
+        self.flat.get(kernel, || self.loader.load(kernel))
+    }
+
+    /// Our kernel for very few rows, for products like this one.
     fn gemv(&self, product: &Product) -> Result<Arc<Loaded<Gemv>>, BackendError> {
         let (num_rows, accumulate) = (product.num_rows, product.accumulate);
         let f32_out = product.out_element != Element::Bf16;
         self.gemv.get((num_rows, f32_out, accumulate), || {
-            let num_rows = u32::try_from(num_rows).unwrap_or(u32::MAX);
-            let out = if f32_out { KernelElement::F32 } else { KernelElement::Bf16 };
-            self.loader.load(Gemv::new(num_rows, out, accumulate).map_err(unsupported)?)
+            let out = kernel_element(product.out_element);
+            self.loader.load(Gemv::new(word(num_rows), out, accumulate).map_err(unsupported)?)
         })
     }
 
@@ -260,8 +286,27 @@ impl Gemm {
     }
 }
 
+fn word(value: usize) -> u32 {
+    u32::try_from(value).expect("sides of matrices fit 32 bits")
+}
+
+fn kernel_element(element: Element) -> KernelElement {
+    if element == Element::Bf16 { KernelElement::Bf16 } else { KernelElement::F32 }
+}
+
+fn flat_params(product: &Product) -> FlatGemmParams {
+    FlatGemmParams {
+        x: product.x,
+        weight: product.weight,
+        bias: product.bias.map_or(0, |bias| bias.f32),
+        out: product.out,
+        num_rows: word(product.num_rows),
+        rows: word(product.n),
+        cols: word(product.k),
+    }
+}
+
 fn gemv_params(product: &Product) -> GemvParams {
-    let word = |value: usize| u32::try_from(value).expect("sides of matrices fit 32 bits");
     GemvParams {
         x: product.x,
         weight: product.weight,

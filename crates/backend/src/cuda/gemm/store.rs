@@ -1,8 +1,8 @@
 //! What earlier runs found fastest, in a text file of one line each.
 //!
 //! cuBLASLt's algorithms are opaque words that mean something to one version of it only, so the
-//! file's name says GPU, driver and cuBLASLt. A file that cannot be read or written is no error:
-//! tuning takes its place.
+//! file's name says GPU, driver and cuBLASLt, and the revision of our own kernels. A file that
+//! cannot be read or written is no error: tuning takes its place.
 
 use std::{
     collections::HashMap,
@@ -12,12 +12,19 @@ use std::{
 };
 
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
+use inflight_kernels::ops::flat_gemm::Ring;
 
 use super::{Method, Problem};
 use crate::cuda::device::DeviceInfo;
 
-/// How a line names our kernel for very few rows.
-const GEMV: &str = "gemv";
+/// Counts what changed the speed of our own kernels: earlier choices do not hold then.
+const REVISION: u32 = 2;
+/// How a line names our own kernels.
+const OURS: [(&str, Method); 3] = [
+    ("gemv", Method::Gemv),
+    ("flat-whole", Method::Flat(Ring::Whole)),
+    ("flat-half", Method::Flat(Ring::Half)),
+];
 /// Words of an algorithm.
 const WORDS: usize = 8;
 
@@ -31,7 +38,8 @@ impl MethodStore {
     pub(super) fn open(cache: Option<&Path>, device: &DeviceInfo, cublaslt_version: usize) -> Self {
         let keep = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let gpu: String = device.name.chars().map(keep).collect();
-        let name = format!("gemm-{gpu}-{}-{cublaslt_version}.txt", device.driver_version);
+        let driver = device.driver_version;
+        let name = format!("gemm-{gpu}-{driver}-{cublaslt_version}-{REVISION}.txt");
         let path = cache.map(|folder| folder.join(name));
         let text = path.as_ref().and_then(|path| fs::read_to_string(path).ok());
         let known = text.iter().flat_map(|text| text.lines()).filter_map(parse).collect();
@@ -56,21 +64,19 @@ impl MethodStore {
 }
 
 fn text(method: Method) -> String {
-    match method {
-        Method::Gemv => GEMV.to_owned(),
-        Method::Library(algorithm) => {
-            let words: Vec<String> =
-                algorithm.data.iter().map(|word| format!("{word:x}")).collect();
-            words.join(" ")
-        }
+    if let Method::Library(algorithm) = method {
+        let words: Vec<String> = algorithm.data.iter().map(|word| format!("{word:x}")).collect();
+        return words.join(" ");
     }
+    let ours = OURS.iter().find(|(_, ours)| *ours == method);
+    ours.map(|(name, _)| (*name).to_owned()).expect("every kernel of ours has a name")
 }
 
 /// A line's problem and method, if it is whole.
 fn parse(line: &str) -> Option<(String, Method)> {
     let (problem, method) = line.split_once(' ')?;
-    if method == GEMV {
-        return Some((problem.to_owned(), Method::Gemv));
+    if let Some((_, ours)) = OURS.iter().find(|(name, _)| *name == method) {
+        return Some((problem.to_owned(), *ours));
     }
     let mut fields = method.split(' ');
     let mut data = [0; WORDS];
@@ -111,16 +117,19 @@ mod tests {
         let mut store = open("NVIDIA H200");
         store.put(problem(8), algorithm);
         store.put(problem(1), Method::Gemv);
-        let path = folder.join("gemm-NVIDIA-H200-13000-130100.txt");
+        store.put(problem(32), Method::Flat(Ring::Half));
+        let path = folder.join("gemm-NVIDIA-H200-13000-130100-2.txt");
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(
             text,
-            "8x6144x4096+bias 1 2 3 ffffffffffffffff 5 6 7 8\n1x6144x4096+bias gemv\n"
+            "8x6144x4096+bias 1 2 3 ffffffffffffffff 5 6 7 8\n1x6144x4096+bias gemv\n\
+             32x6144x4096+bias flat-half\n"
         );
         fs::write(&path, format!("{text}16x6144x4096+bias 1 2 zz\n\n9 1 2 3 4 5 6 7 8 9\n"))
             .unwrap();
         assert_eq!(open("NVIDIA H200").get(&problem(8)), Some(algorithm));
         assert_eq!(open("NVIDIA H200").get(&problem(1)), Some(Method::Gemv));
+        assert_eq!(open("NVIDIA H200").get(&problem(32)), Some(Method::Flat(Ring::Half)));
         assert_eq!(open("NVIDIA H200").get(&problem(16)), None);
         assert_eq!(open("NVIDIA H100").get(&problem(8)), None);
         fs::remove_dir_all(folder).unwrap();

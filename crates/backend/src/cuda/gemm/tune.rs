@@ -96,9 +96,7 @@ impl<'a> Trial<'a> {
         plan: &Plan,
         stream: &CudaStream,
     ) -> Result<Duration, BackendError> {
-        if plan.method == Method::Gemv {
-            gemm.gemv(&self.product(self.weights[0].address()))?; // loads it
-        }
+        gemm.load(plan.method, &self.product(self.weights[0].address()))?;
         let graph = CapturedGraph::capture(&gemm.device, stream, || {
             for i in 0..NUM_PRODUCTS {
                 let weight = self.weights[i % self.weights.len()].address();
