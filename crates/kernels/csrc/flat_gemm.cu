@@ -3,8 +3,8 @@
 // Operands are swapped: rows of the weights fill the long side of the tensor cores' tile, so that x
 // is padded to a multiple of 8 only. A block takes TILE_ROWS rows of the weights and a part of the
 // columns; SPLIT blocks, a cluster, share the same rows and add up their sums in each other's
-// shared memory, always in the same order. Where tiles are few, all blocks run at once, each with as
-// much to read, so that none waits for another at the end.
+// shared memory, always in the same order. Where tiles are few, all blocks run at once, each with
+// as much to read, so that none waits for another at the end.
 //
 //   columns    0..127   128..255   256..       a stage: 128 columns of the weights' tile and of x;
 //   stage        0         1         2 ..      STAGES of them are a ring in shared memory
