@@ -64,6 +64,9 @@ pub fn run_offline<B: Backend>(
     progress: &mut dyn FnMut(u64),
 ) -> Result<OfflineRun> {
     let (sender, records) = mpsc::sync_channel(MAX_WAITING_RECORDS);
+    if workload.warm_up {
+        engine.prepare()?;
+    }
     engine.trace_to(sender);
     if workload.warm_up {
         let running = Running { thread: spawn(engine)?, handle, records };

@@ -5,7 +5,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
-        mpsc::{self, Receiver, SyncSender},
+        mpsc::{self, Receiver, SyncSender, TryRecvError},
     },
 };
 
@@ -99,9 +99,19 @@ impl<B: Backend> Engine<B> {
             inputs: StepInputs::default(),
             stats,
         };
-        engine.runner.prepare(&engine.backend, &engine.io, &engine.streams.compute)?;
+        engine.runner.plan_preparations(&engine.backend, &engine.io.ids());
         engine.publish_stats();
         Ok((engine, handle))
+    }
+
+    /// Has the device prepare for every shape of step now. Otherwise it does so while it is idle,
+    /// and at the latest when a step needs it.
+    ///
+    /// # Errors
+    /// [`EngineError::Backend`] if the device is lost.
+    pub fn prepare(&mut self) -> Result<(), EngineError> {
+        while self.prepare_next()? {}
+        Ok(())
     }
 
     /// Sends a record of every step to `records`. Never blocks: a full channel loses records.
@@ -128,13 +138,31 @@ impl<B: Backend> Engine<B> {
                 if self.draining {
                     return Ok(());
                 }
-                match self.inbox.recv() {
-                    Ok(command) => self.apply(command),
-                    Err(_) => return Ok(()),
+                match self.next_command()? {
+                    Some(command) => self.apply(command),
+                    None => return Ok(()),
                 }
             }
             self.step()?;
         }
+    }
+
+    /// Waits for a command and prepares the device meanwhile. `None`: every handle is gone.
+    fn next_command(&mut self) -> Result<Option<Command>, EngineError> {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(command) => return Ok(Some(command)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => {}
+            }
+            if !self.prepare_next()? {
+                return Ok(self.inbox.recv().ok());
+            }
+        }
+    }
+
+    fn prepare_next(&mut self) -> Result<bool, EngineError> {
+        Ok(self.runner.prepare_next(&self.backend, &self.io, &self.streams.compute)?)
     }
 
     fn is_idle(&self) -> bool {

@@ -25,6 +25,16 @@ pub(crate) struct ModelRunner<B: Backend> {
     capacity: StepCapacity,
     /// A graph knows its slot's buffers and the rows it is padded to.
     graphs: HashMap<(IoSlotId, usize), Graph>,
+    /// What to prepare while nobody asks for anything; the next one last.
+    unprepared: Vec<(IoSlotId, Preparation)>,
+}
+
+/// A shape of step that the device can prepare for.
+enum Preparation {
+    /// By capturing its graph.
+    Graph(StepShape),
+    /// By choosing kernels and loading them.
+    Prefill(StepShape),
 }
 
 /// The slot that a step uses, and the slot whose outputs it carries over.
@@ -60,36 +70,51 @@ impl<B: Backend> ModelRunner<B> {
             block_size: config.block_size,
             capacity,
             graphs: HashMap::new(),
+            unprepared: Vec::new(),
         })
     }
 
-    /// Captures the graphs of all steps that have one, so that no request waits for that, and has
-    /// the device prepare prefills of every order of size.
-    pub(crate) fn prepare(
+    /// Notes everything that [`ModelRunner::prepare_next`] will prepare: graphs of all steps that
+    /// have one, small ones first, then prefills of every order of size.
+    pub(crate) fn plan_preparations(&mut self, backend: &B, slots: &[IoSlotId; 2]) {
+        let StepCapacity { max_tokens, max_rows, .. } = self.capacity;
+        let mut all = Vec::new();
+        for num_rows in 1..=max_rows {
+            let step = StepShape { num_rows, num_sampled: num_rows, ..self.prefill(num_rows) };
+            let Some(padded) = backend.padded_shape(step, self.capacity) else { continue };
+            if padded.num_rows == num_rows || num_rows == max_rows {
+                all.extend(slots.map(|id| (id, Preparation::Graph(padded))));
+            }
+        }
+        if all.is_empty() {
+            return; // a device without graphs prepares nothing
+        }
+        let sizes = (0..usize::BITS).map(|exponent| 1 << exponent);
+        for num_tokens in sizes.take_while(|size| *size < max_tokens).chain([max_tokens]) {
+            all.push((slots[0], Preparation::Prefill(self.prefill(num_tokens))));
+        }
+        all.reverse();
+        self.unprepared = all;
+    }
+
+    /// Prepares one more shape of step, so that no request waits for it later. Whether there was
+    /// one.
+    pub(crate) fn prepare_next(
         &mut self,
         backend: &B,
         io: &IoSlots<B>,
         compute: &B::Stream,
-    ) -> Result<(), BackendError> {
-        let StepCapacity { max_tokens, max_rows, .. } = self.capacity;
-        for id in io.ids() {
-            let slots = StepSlots { id, io: io.get(id), previous: io.before(id) };
-            for num_rows in 1..=max_rows {
-                let step = StepShape { num_rows, num_sampled: num_rows, ..self.prefill(num_rows) };
-                if let Some(padded) = backend.padded_shape(step, self.capacity) {
-                    self.captured(backend, &slots, padded, compute)?;
-                }
+    ) -> Result<bool, BackendError> {
+        let Some((id, preparation)) = self.unprepared.pop() else { return Ok(false) };
+        let slots = StepSlots { id, io: io.get(id), previous: io.before(id) };
+        match preparation {
+            Preparation::Graph(padded) => {
+                self.captured(backend, &slots, padded, compute)?;
             }
-            if self.graphs.is_empty() {
-                return Ok(()); // a device without graphs prepares nothing
-            }
-            let sizes = (0..usize::BITS).map(|exponent| 1 << exponent);
-            for num_tokens in sizes.take_while(|size| *size < max_tokens).chain([max_tokens]) {
-                // The graph itself is of no use: launching a prefill costs less than computing it.
-                self.capture(backend, &slots, self.prefill(num_tokens), compute)?;
-            }
+            // The graph itself is of no use: launching a prefill costs less than computing it.
+            Preparation::Prefill(step) => drop(self.capture(backend, &slots, step, compute)?),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// A step of one row and so many tokens.

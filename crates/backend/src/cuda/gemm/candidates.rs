@@ -118,7 +118,7 @@ impl Gemm {
     }
 
     /// cuBLASLt's proposals for `problem`, the one it thinks best first; at least one.
-    fn proposals(
+    pub(super) fn proposals(
         &self,
         descriptor: &ProductDescriptor,
         problem: Problem,

@@ -151,11 +151,24 @@ impl Gemm {
         stream.workspace()?;
         let problem = Problem::of(product);
         let mut state = self.lock();
-        if !state.plans.contains_key(&problem) {
-            let plan = self.plan(&mut state, problem, stream)?;
-            state.plans.insert(problem, plan);
+        let method = self.planned(&mut state, problem, stream)?;
+        self.load(method, product)
+    }
+
+    /// How `problem` is computed; chosen now, if it was not before.
+    fn planned(
+        &self,
+        state: &mut State,
+        problem: Problem,
+        stream: &CudaStream,
+    ) -> Result<Method, BackendError> {
+        if let Some(plan) = state.plans.get(&problem) {
+            return Ok(plan.method);
         }
-        state.plans.get(&problem).map_or(Ok(()), |plan| self.load(plan.method, product))
+        let plan = self.plan(state, problem, stream)?;
+        let method = plan.method;
+        state.plans.insert(problem, plan);
+        Ok(method)
     }
 
     /// Loads the kernel that `product` needs, if it is one of ours.
@@ -269,7 +282,11 @@ impl Gemm {
         {
             return Ok(Plan { descriptor, method });
         }
-        let candidates = self.candidates(&descriptor, problem)?;
+        let candidates = if problem.neighbours() == [problem; 2] {
+            self.candidates(&descriptor, problem)?
+        } else {
+            self.candidates_between(state, &descriptor, problem, stream)?
+        };
         let mut plan = Plan { descriptor, method: candidates[0] };
         let weights = state.weights.get(&(problem.n, problem.k));
         let weights: Vec<_> = weights.into_iter().flatten().filter_map(Weak::upgrade).collect();
@@ -279,6 +296,26 @@ impl Gemm {
         }
         state.store.put(problem, plan.method);
         Ok(plan)
+    }
+
+    /// What could compute a problem between two powers of two: what computes those, and what
+    /// cuBLASLt thinks best. Trying everything for every bucket would take ten seconds.
+    fn candidates_between(
+        &self,
+        state: &mut State,
+        descriptor: &ProductDescriptor,
+        problem: Problem,
+        stream: &CudaStream,
+    ) -> Result<Vec<Method>, BackendError> {
+        let proposals = self.proposals(descriptor, problem)?.into_iter().take(2);
+        let mut methods: Vec<Method> = proposals.map(Method::Library).collect();
+        for neighbour in problem.neighbours() {
+            let method = self.planned(state, neighbour, stream)?;
+            if !methods.contains(&method) && self.is_usable(descriptor, problem, method)? {
+                methods.push(method);
+            }
+        }
+        Ok(methods)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -30,6 +30,13 @@ impl Problem {
         }
     }
 
+    /// The same with as many rows as the powers of two below and above; itself, if it is one.
+    pub(super) fn neighbours(self) -> [Self; 2] {
+        let above = self.num_rows.next_power_of_two();
+        let below = if above == self.num_rows { above } else { above / 2 };
+        [below, above].map(|num_rows| Self { num_rows, ..self })
+    }
+
     pub(super) fn out_element(self) -> Element {
         if self.f32_out { Element::F32 } else { Element::Bf16 }
     }
@@ -68,6 +75,15 @@ pub(in crate::cuda) fn row_bucket(num_rows: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbours_are_powers_of_two() {
+        let problem =
+            Problem { num_rows: 40, n: 8, k: 8, bias: false, accumulate: false, f32_out: false };
+        let rows = |num_rows| Problem { num_rows, ..problem }.neighbours().map(|p| p.num_rows);
+        assert_eq!([rows(1), rows(8), rows(40)], [[1, 1], [8, 8], [32, 64]]);
+        assert_eq!([rows(224), rows(256)], [[128, 256], [256, 256]]);
+    }
 
     #[test]
     fn buckets_hold_their_rows_and_waste_little() {

@@ -14,10 +14,15 @@ use crate::{
     },
 };
 
-/// Products in one timed graph.
-const NUM_PRODUCTS: usize = 8;
+/// Most products in one timed graph.
+const MAX_PRODUCTS: usize = 8;
+/// Multiplications and additions of one timed graph, if that is at least one product: about 3 ms on
+/// an H200. Products of many rows are long enough to be timed alone.
+const MAX_OPERATIONS: usize = 2_000_000_000_000;
 /// Timed runs of that graph; the fastest counts.
 const NUM_RUNS: usize = 3;
+/// A candidate whose first run takes this many times the best is not run again.
+const HOPELESS: f64 = 1.2;
 /// How much faster a later proposal must be: less is noise.
 const MIN_GAIN: f64 = 0.02;
 /// Two bytes of this make a bf16 of about 0.01: neither zeros, which are faster than real values,
@@ -39,7 +44,7 @@ impl Gemm {
         let mut best = (f64::INFINITY, plan.method);
         for method in candidates {
             plan.method = *method;
-            let time = trial.time(self, &plan, stream)?.as_secs_f64();
+            let time = trial.time(self, &plan, best.0 * HOPELESS, stream)?.as_secs_f64();
             if time < best.0 * (1.0 - MIN_GAIN) {
                 best = (time, *method);
             }
@@ -89,16 +94,23 @@ impl<'a> Trial<'a> {
         Ok(Some(Self { problem, weights, x, bias, out, started, ended }))
     }
 
-    /// Time of [`NUM_PRODUCTS`] products by `plan`.
+    /// Products in one timed graph.
+    fn num_products(&self) -> usize {
+        let Problem { num_rows, n, k, .. } = self.problem;
+        (MAX_OPERATIONS / (2 * num_rows * n * k).max(1)).clamp(1, MAX_PRODUCTS)
+    }
+
+    /// Time of so many products by `plan`; not measured well if it is over `hopeless` seconds.
     fn time(
         &self,
         gemm: &Gemm,
         plan: &Plan,
+        hopeless: f64,
         stream: &CudaStream,
     ) -> Result<Duration, BackendError> {
         gemm.load(plan.method, &self.product(self.weights[0].address()))?;
         let graph = CapturedGraph::capture(&gemm.device, stream, || {
-            for i in 0..NUM_PRODUCTS {
+            for i in 0..self.num_products() {
                 let weight = self.weights[i % self.weights.len()].address();
                 gemm.launch(plan, &self.product(weight), stream)?;
             }
@@ -112,6 +124,9 @@ impl<'a> Trial<'a> {
             self.ended.record(stream)?;
             self.ended.synchronize()?;
             best = best.min(self.started.elapsed_to(&self.ended, stream)?);
+            if best.as_secs_f64() > hopeless {
+                break;
+            }
         }
         Ok(best)
     }
