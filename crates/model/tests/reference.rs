@@ -10,7 +10,7 @@
 
 use std::path::Path;
 
-use inflight_backend::{Backend, CpuBackend, CpuConfig, Dtype, WeightPrecision};
+use inflight_backend::{Backend, CpuBackend, CpuConfig, Dtype, SimdLevel, WeightPrecision};
 use inflight_model::{Decoder, ModelFiles, eval};
 use serde_json::Value;
 
@@ -41,7 +41,7 @@ struct Reference {
 fn exact_weights_in_f32_give_the_exact_logprobs() {
     let config =
         CpuConfig { weights: WeightPrecision::F32, kv_dtype: Dtype::F32, ..CpuConfig::detect() };
-    compare_all(config, |reference, i, ours| {
+    compare_all(config, usize::MAX, |reference, i, ours| {
         let (exact, peer) = (reference.exact[i], reference.dequantised[i]);
         check_logprob(ours, exact, 0.002);
         check_top(ours, exact, 0.05);
@@ -55,7 +55,28 @@ fn exact_weights_in_f32_give_the_exact_logprobs() {
 #[test]
 #[ignore = "needs the default model: make test"]
 fn fast_kernels_differ_from_the_reference_no_more_than_its_own_kernels_do() {
-    compare_all(CpuConfig::detect(), |reference, i, ours| {
+    compare_with_fast_kernels(SimdLevel::detect(), usize::MAX);
+}
+
+/// What processors without AVX-512 run; on one without AVX2 there is nothing to compare.
+#[test]
+#[ignore = "needs the default model: make test"]
+fn avx2_kernels_differ_from_the_reference_no_more_than_its_own_kernels_do() {
+    if SimdLevel::Avx2.is_available() {
+        compare_with_fast_kernels(SimdLevel::Avx2, usize::MAX);
+    }
+}
+
+#[test]
+#[ignore = "needs the default model: make test"]
+fn plain_kernels_differ_from_the_reference_no_more_than_its_own_kernels_do() {
+    // They are slow, so longer prompts are left to the others.
+    compare_with_fast_kernels(SimdLevel::Plain, 100);
+}
+
+fn compare_with_fast_kernels(simd: SimdLevel, max_prompt_len: usize) {
+    let config = CpuConfig { simd, ..CpuConfig::detect() };
+    compare_all(config, max_prompt_len, |reference, i, ours| {
         check_logprob(ours, reference.quantised[i], 0.35);
         check_top(ours, reference.quantised[i], 0.7);
     });
@@ -73,11 +94,17 @@ fn check_top(ours: Prediction, theirs: Prediction, min_margin: f32) {
     }
 }
 
-/// Calls `check` at every place of every reference output, and prints how far we are from others.
-fn compare_all(config: CpuConfig, check: impl Fn(&Reference, usize, Prediction)) {
+/// Calls `check` at every place of the outputs that follow prompts of at most `max_prompt_len`
+/// tokens, and prints how far we are from others.
+fn compare_all(
+    config: CpuConfig,
+    max_prompt_len: usize,
+    check: impl Fn(&Reference, usize, Prediction),
+) {
     let backend = CpuBackend::new(config).unwrap();
     let decoder = load(&backend);
-    for reference in references() {
+    let short = |reference: &Reference| reference.prompt.len() <= max_prompt_len;
+    for reference in references().into_iter().filter(short) {
         let predictions = forced_predictions(&backend, &decoder, &reference);
         println!(
             "{:22} mean and largest logprob difference: {} to llama.cpp, {} to its f32, {} to f64",
