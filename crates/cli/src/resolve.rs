@@ -56,7 +56,7 @@ struct Usual {
     kv_dtype: Dtype,
 }
 
-const USUAL_ON_CPUS: Usual = Usual { num_seqs: 64, num_batched_tokens: 512, kv_dtype: Dtype::F16 };
+const USUAL_ON_CPUS: Usual = Usual { num_seqs: 64, num_batched_tokens: 256, kv_dtype: Dtype::F16 };
 const USUAL_ON_GPUS: Usual =
     Usual { num_seqs: 256, num_batched_tokens: 8192, kv_dtype: Dtype::BF16 };
 
@@ -294,7 +294,7 @@ mod tests {
         let expected = EngineConfig {
             overlap: true,
             max_num_seqs: 64,
-            max_num_batched_tokens: 512,
+            max_num_batched_tokens: 256,
             max_model_len: 4096,
             block_size: 16,
             num_blocks: 4096 / 16 * 64,
