@@ -1,5 +1,6 @@
 //! Every request ends with exactly one message and frees all it held, however it ends.
 
+mod saboteur;
 mod support;
 
 use std::{
@@ -122,6 +123,23 @@ fn an_engine_that_never_runs_still_ends_its_requests() {
     drop(engine);
     assert!(matches!(&finals.0.lock().unwrap()[..], [FinishReason::Failed(_)]));
     assert_eq!(handle.stats().num_steps.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_lost_device_fails_every_request_and_says_so() {
+    let backend = saboteur::Saboteur::lost_after(support::cpu(), 21);
+    let (engine, handle) = support::engine_on(backend, config(true));
+    // More requests than rows: some are running, some still wait.
+    let clients: Vec<_> = (0..40).map(|i| support::submit(&handle, long_request(i))).collect();
+    let error = engine.run().unwrap_err().to_string();
+    assert!(error.contains("device lost: sabotaged"), "{error}");
+    for client in clients {
+        let FinishReason::Failed(reason) = client.wait().finish else { panic!("it did not fail") };
+        assert!(reason.contains("device lost: sabotaged"), "{reason}");
+    }
+    let request = handle.limits().validate(long_request(1)).unwrap();
+    let refused = handle.submit(request, Box::new(Finals::default()));
+    assert_eq!(refused, Err(SubmitError::Stopped));
 }
 
 #[test]

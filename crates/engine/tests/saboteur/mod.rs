@@ -1,4 +1,6 @@
-//! The CPU backend with one of its waits removed.
+//! The CPU backend with one of its waits removed, or one that is lost after a while.
+
+#![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
 use std::{
     sync::{
@@ -24,11 +26,13 @@ pub enum Wait {
     HostForD2h,
 }
 
-/// Does all that the CPU backend does, but for one kind of wait.
+/// Does all that the CPU backend does, but for what was sabotaged.
 #[derive(Clone)]
 pub struct Saboteur {
     cpu: CpuBackend,
     removed: Option<Wait>,
+    /// Waits enqueued until the device is lost.
+    lost_after: usize,
     num_waits: Arc<AtomicUsize>,
 }
 
@@ -40,7 +44,11 @@ type Event = <CpuBackend as Backend>::Event;
 
 impl Saboteur {
     pub fn new(cpu: CpuBackend, removed: Option<Wait>) -> Self {
-        Self { cpu, removed, num_waits: Arc::default() }
+        Self { cpu, removed, lost_after: usize::MAX, num_waits: Arc::default() }
+    }
+
+    pub fn lost_after(cpu: CpuBackend, num_waits: usize) -> Self {
+        Self { lost_after: num_waits, ..Self::new(cpu, None) }
     }
 }
 
@@ -80,7 +88,11 @@ impl Backend for Saboteur {
     type Event = Event;
 
     fn wait(&self, event: &Event, stream: &Stream) -> Done {
-        let wait = match self.num_waits.fetch_add(1, Ordering::Relaxed) % 2 {
+        let num_waits = self.num_waits.fetch_add(1, Ordering::Relaxed);
+        if num_waits >= self.lost_after {
+            return Err(BackendError::DeviceLost("sabotaged".to_owned()));
+        }
+        let wait = match num_waits % 2 {
             0 => Wait::ComputeForH2d,
             _ => Wait::D2hForCompute,
         };

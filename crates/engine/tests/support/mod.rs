@@ -12,7 +12,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use inflight_backend::{CpuBackend, CpuConfig};
+use inflight_backend::{Backend, CpuBackend, CpuConfig};
 use inflight_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, FinishReason, RequestId, RequestSpec,
     SamplingParams, SinkClosed, TokenSink, TokenUpdate, Update,
@@ -41,8 +41,15 @@ pub fn config(overlap: bool) -> EngineConfig {
     }
 }
 
+pub fn cpu() -> CpuBackend {
+    CpuBackend::new(CpuConfig { num_threads: 2, ..CpuConfig::detect() }).unwrap()
+}
+
 pub fn engine(config: EngineConfig) -> (Engine<CpuBackend>, EngineHandle) {
-    let backend = CpuBackend::new(CpuConfig { num_threads: 2, ..CpuConfig::detect() }).unwrap();
+    engine_on(cpu(), config)
+}
+
+pub fn engine_on<B: Backend>(backend: B, config: EngineConfig) -> (Engine<B>, EngineHandle) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL);
     let files = ModelFiles::open(&folder).unwrap();
     let max_len = config.max_model_len;
