@@ -104,7 +104,7 @@ fn assemble<B: Backend>(
         engine: &engine_config,
         memory,
     });
-    let waiting = Waiting::new("preparing the device", plan.no_progress);
+    let waiting = Waiting::new("allocating memory", plan.no_progress);
     let (engine, handle) = Engine::new(backend.clone(), decoder, engine_config.clone())?;
     waiting.finish();
     Ok(Assembled { engine, handle, config: engine_config, device, summary })
