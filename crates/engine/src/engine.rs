@@ -58,8 +58,8 @@ struct InFlight {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Allocates every buffer that steps need. Later only [`Engine::prepare`] and what it does while
-    /// idle allocate: graphs, and operands to try products with.
+    /// Allocates every buffer that steps need. Later only preparing allocates, in
+    /// [`Engine::prepare`] or while idle: graphs, and operands to try products with.
     ///
     /// # Errors
     /// [`EngineError`] if the limits do not work together or memory does not suffice.
