@@ -67,7 +67,7 @@ impl Scheduler {
     fn check_lists(&self) -> Result<(), String> {
         let mut listed = HashSet::new();
         let mut latest = None;
-        for &id in self.running.iter().chain(&self.waiting) {
+        for id in self.running.iter().copied().chain(self.waiting.iter()) {
             let Some(sequence) = self.sequences.get(&id) else {
                 return Err(format!("sequence {id} is listed but has no record"));
             };
@@ -168,9 +168,15 @@ mod tests {
         check(|s| s.state_slots.free(StateSlot(1)), "state slots are not each slot once");
         check(|s| s.sequence_mut(A).phase = Phase::Waiting, "state slots are not each slot once");
         check(|s| s.running.swap(0, 1), "sequence 0 is listed behind one that arrived later");
-        check(|s| s.waiting.push_back(C), "sequence 2 is listed behind one that arrived later");
+        check(
+            |s| {
+                s.sequence_mut(C).arrival = 0;
+                s.waiting.insert(C, &s.sequences[&C]);
+            },
+            "sequence 2 is listed behind one that arrived later",
+        );
         check(|s| s.sequence_mut(C).phase = Phase::Finishing, "sequence 2 is in the wrong list");
-        check(|s| s.waiting.clear(), "sequence 2 is in no list");
+        check(|s| s.waiting = Default::default(), "sequence 2 is in no list");
         check(|s| drop(s.sequences.remove(&C)), "sequence 2 is listed but has no record");
         check(
             |s| s.sequence_mut(B).num_pending = 1,

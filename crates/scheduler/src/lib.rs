@@ -19,7 +19,8 @@
 //! the same calls with the commits of N first.
 //!
 //! In reading order: [`SchedulerConfig`] are the limits, [`SequenceSpec`] is what a caller asks
-//! for, [`Batch`] and [`Row`] are the answer, [`Scheduler`] does the work: `plan.rs` chooses rows,
+//! for, [`Batch`] and [`Row`] are the answer, [`Scheduler`] does the work: `queue.rs` says who is
+//! next, `plan.rs` chooses rows, `admission.rs` who joins, `preemption.rs` who gives way,
 //! `commit.rs` takes results, `integrity.rs` checks it all.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
@@ -61,12 +62,15 @@
 //! "Sarathi-Serve", 2024, section 4 (chunked prefills beside decodes under a token budget); Kwon et
 //! al., "PagedAttention", 2023, section 4.5 (preemption by recomputation, newest first).
 
+mod admission;
 mod batch;
 mod commit;
 mod config;
 mod error;
 mod integrity;
 mod plan;
+mod preemption;
+mod queue;
 mod scheduler;
 mod sequence;
 mod state_slot;

@@ -1,9 +1,10 @@
 //! The scheduler's state, and what the engine can do to it between batches.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use inflight_kv_cache::{BlockPool, BlockTable, blocks_for};
 
+use crate::queue::WaitingQueue;
 use crate::sequence::{Phase, Sequence, final_len};
 use crate::state_slot::StateSlots;
 use crate::{AdmissionError, SchedulerConfig, SchedulerError, SequenceId, SequenceSpec};
@@ -17,8 +18,8 @@ pub struct Scheduler {
     /// Every sequence that has not ended. Looked up by id and, but for integrity checks, never
     /// walked, so that its order cannot matter.
     pub(crate) sequences: HashMap<SequenceId, Sequence>,
-    /// The queue, in order of arrival; preempted sequences return to its front.
-    pub(crate) waiting: VecDeque<SequenceId>,
+    /// The queue; preempted sequences return to it.
+    pub(crate) waiting: WaitingQueue,
     /// Sequences that hold blocks, in order of arrival.
     pub(crate) running: Vec<SequenceId>,
     pub(crate) pool: BlockPool,
@@ -45,7 +46,7 @@ impl Scheduler {
         Ok(Self {
             config,
             sequences: HashMap::new(),
-            waiting: VecDeque::new(),
+            waiting: WaitingQueue::default(),
             running: Vec::new(),
             pool: BlockPool::new(num_blocks),
             state_slots: StateSlots::new(num_slots),
@@ -88,7 +89,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Puts a sequence at the end of the queue.
+    /// Puts a sequence in the queue.
     ///
     /// # Errors
     /// See [`check_fits`](Self::check_fits); nothing was added then.
@@ -100,9 +101,9 @@ impl Scheduler {
         let id = spec.id;
         let sequence = Sequence::new(spec, &self.config, self.next_arrival);
         self.next_arrival += 1;
+        self.waiting.insert(id, &sequence);
         let previous = self.sequences.insert(id, sequence);
         assert!(previous.is_none(), "sequence {id} was added twice");
-        self.waiting.push_back(id);
         Ok(())
     }
 
@@ -189,7 +190,7 @@ impl Scheduler {
     /// Forgets a sequence and frees all that it holds.
     pub(crate) fn remove(&mut self, id: SequenceId) {
         match self.sequence(id).phase {
-            Phase::Waiting => self.waiting.retain(|&other| other != id),
+            Phase::Waiting => self.waiting.remove(&self.sequences[&id]),
             Phase::Running(_) => self.release(id, Phase::Finishing),
             Phase::Finishing => {}
         }
