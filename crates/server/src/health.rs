@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::openai::ApiError;
+use crate::error::ApiError;
 use crate::state::{Phase, ServerState};
 
 /// 200 while requests are accepted; 503 once the engine has stopped or the server shuts down.

@@ -1,14 +1,14 @@
 //! HTTP and JSON: OpenAI's API in front of the engine.
 //!
 //! ```text
-//! POST body -> openai (fields -> RequestSpec, TextOptions) -> generation -> engine
-//! client    <- openai (chunks) <- sse <- generation (text deltas) <- text_stream <- tokens
+//! POST body -> request (fields -> RequestSpec, TextOptions) -> generation -> engine
+//! client    <- sse <- openai (chunks) <- generation (text deltas) <- text_stream <- tokens
 //! ```
 //!
 //! Reading order: [`engine`] (what the server needs of an engine), [`state`] (what all handlers
-//! share), `text_stream` (one sequence's tokens to text), `generation` (a request's sequences, as a
-//! stream of text deltas), `openai` (fields, errors, responses), `sse` (a response in chunks),
-//! `health`, [`serve`](serve()) (routes, listening, shutting down).
+//! share), `error`, `request` (what a body says), `text_stream` (one sequence's tokens to text),
+//! `generation` (a request's sequences, as a stream of text deltas), `sse` (a response as events),
+//! `openai` (its endpoints), `health`, [`serve`](serve()) (routes, listening, shutting down).
 //!
 //! Invariant: the only room that knows HTTP and JSON.
 //! Invariant: a field of a request is obeyed, or does not matter, or is refused by name.
@@ -16,12 +16,14 @@
 //! Invariant: whoever goes away has all sequences aborted; nothing else keeps them running.
 
 mod engine;
+mod error;
 mod generation;
 mod health;
 mod off_thread;
 mod openai;
 mod pace;
 mod random;
+mod request;
 mod serve;
 mod sse;
 mod state;

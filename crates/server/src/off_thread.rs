@@ -1,6 +1,6 @@
 //! Long work beside the threads that serve connections.
 
-use crate::openai::ApiError;
+use crate::error::ApiError;
 
 /// Less text than this is encoded at once: it takes no longer than handing it to another thread.
 const INLINE_BYTES: usize = 4096;

@@ -10,8 +10,9 @@ use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 
+use crate::error::ApiError;
 use crate::health::{health, version};
-use crate::openai::{ApiError, chat, completions, models};
+use crate::openai::{chat, completions, models};
 use crate::state::{Phase, ServerState};
 
 /// How long responses may take to end after their sequences were aborted.

@@ -10,26 +10,55 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
+use crate::error::ApiError;
 use crate::generation::{Delta, Deltas};
-use crate::openai::{ApiError, ChunkWriter, ResponseHead, StreamUsage, Usage};
 
 /// How often a stream that has nothing to say shows that it lives, and finds out whether its
 /// client does.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// Turns a request's deltas into the events of one API.
+pub(crate) trait EventWriter: Send + 'static {
+    /// Comes before all deltas.
+    fn start(&mut self, _events: &mut Events) {}
+
+    /// Takes what one sequence said.
+    fn delta(&mut self, index: usize, delta: Delta, events: &mut Events);
+
+    /// Comes after the last delta of the last sequence.
+    fn end(&mut self, events: &mut Events);
+
+    /// Comes instead of the end if there is none.
+    fn error(&mut self, error: &ApiError, events: &mut Events);
+}
+
+/// Events that wait to be sent.
+#[derive(Default)]
+pub(crate) struct Events(VecDeque<Event>);
+
+impl Events {
+    /// An event without a name.
+    pub(crate) fn push(&mut self, data: &impl Serialize) {
+        self.push_raw(&to_json(data));
+    }
+
+    /// An event whose data is not JSON.
+    pub(crate) fn push_raw(&mut self, data: &str) {
+        self.0.push_back(Event::default().data(data));
+    }
+}
+
 /// Streams all sequences, interleaved as they come.
-pub(crate) fn respond<W: ChunkWriter>(
-    deltas: Deltas,
-    writer: W,
-    head: ResponseHead,
-    stream_usage: StreamUsage,
-    usage: Usage,
-) -> Response {
-    let chunks =
-        Chunks { deltas: Some(deltas), writer, head, stream_usage, usage, ready: VecDeque::new() };
-    let events = stream::unfold(chunks, |mut chunks| async move {
-        let data = chunks.next().await?;
-        Some((Ok::<_, Infallible>(Event::default().data(data)), chunks))
+pub(crate) fn respond(deltas: Deltas, writer: impl EventWriter) -> Response {
+    let mut ready = Events::default();
+    let mut source = Source { deltas: Some(deltas), writer };
+    source.writer.start(&mut ready);
+    let events = stream::unfold((source, ready), |(mut source, mut ready)| async move {
+        while ready.0.is_empty() {
+            source.next(&mut ready).await?;
+        }
+        let event = ready.0.pop_front()?;
+        Some((Ok::<_, Infallible>(event), (source, ready)))
     });
     let mut response =
         Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
@@ -39,53 +68,28 @@ pub(crate) fn respond<W: ChunkWriter>(
     response
 }
 
-/// The chunks of a stream, each as JSON.
-struct Chunks<W> {
+/// Where a stream's events come from.
+struct Source<W> {
     /// `None` once all was read; what was not is aborted then.
     deltas: Option<Deltas>,
     writer: W,
-    head: ResponseHead,
-    stream_usage: StreamUsage,
-    usage: Usage,
-    ready: VecDeque<String>,
 }
 
-impl<W: ChunkWriter> Chunks<W> {
-    async fn next(&mut self) -> Option<String> {
-        while self.ready.is_empty() {
-            match self.deltas.as_mut()?.next().await {
-                Some((index, Ok(delta))) => self.push_delta(index, delta),
-                Some((_, Err(error))) => {
-                    self.deltas = None;
-                    self.ready.push_back(to_json(&ApiError::from(error).body()));
-                }
-                None => self.push_end(),
+impl<W: EventWriter> Source<W> {
+    /// Waits for the next delta and writes it. `None` after the end.
+    async fn next(&mut self, events: &mut Events) -> Option<()> {
+        match self.deltas.as_mut()?.next().await {
+            Some((index, Ok(delta))) => self.writer.delta(index, delta, events),
+            Some((_, Err(error))) => {
+                self.deltas = None;
+                self.writer.error(&ApiError::from(error), events);
+            }
+            None => {
+                self.deltas = None;
+                self.writer.end(events);
             }
         }
-        self.ready.pop_front()
-    }
-
-    fn push_delta(&mut self, index: usize, delta: Delta) {
-        self.usage.add(&delta);
-        let usage = match self.stream_usage {
-            StreamUsage::Never => None,
-            StreamUsage::AtEnd => Some(None),
-            StreamUsage::Always => Some(Some(self.usage)),
-        };
-        for choice in self.writer.choices(index, delta) {
-            let chunk = self.head.envelope(W::OBJECT, vec![choice], usage);
-            self.ready.push_back(to_json(&chunk));
-        }
-    }
-
-    fn push_end(&mut self) {
-        self.deltas = None;
-        if self.stream_usage != StreamUsage::Never {
-            let no_choices = Vec::<W::Choice>::new();
-            let chunk = self.head.envelope(W::OBJECT, no_choices, Some(Some(self.usage)));
-            self.ready.push_back(to_json(&chunk));
-        }
-        self.ready.push_back("[DONE]".to_owned());
+        Some(())
     }
 }
 

@@ -7,7 +7,7 @@ use inflight_tokenizer::Tokenizer;
 use tokio::sync::watch;
 
 use crate::engine::Generate;
-use crate::openai::ApiError;
+use crate::error::ApiError;
 use crate::pace::Pace;
 
 /// How the server serves. Frozen when it starts.

@@ -12,14 +12,14 @@ use inflight_tokenizer::{ChatInput, Special, TextPosition, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::body::{Body, admit};
+use super::chunks::{ChunkEvents, ChunkWriter};
 use super::logprobs::{ChatLogprobs, check_count};
 use super::messages::{Message, template_messages};
-use super::response::{Ending, OutputFields, ResponseHead, whole};
-use super::sampling::{Length, SamplingFields, Surroundings};
-use super::{ApiError, ChunkWriter, Usage, neutral};
+use super::response::{Ending, OutputFields, ResponseHead, Usage, whole};
+use crate::error::ApiError;
 use crate::generation::{self, Delta};
 use crate::off_thread::off_thread;
+use crate::request::{Body, Length, SamplingFields, Surroundings, admit, neutral};
 use crate::sse;
 use crate::state::ServerState;
 use crate::text_stream::TextOptions;
@@ -120,7 +120,7 @@ pub(crate) async fn create(
         has_role: vec![false; n],
     };
     if let Some(stream_usage) = stream {
-        return Ok(sse::respond(deltas, writer, head, stream_usage, usage));
+        return Ok(sse::respond(deltas, ChunkEvents::new(writer, head, stream_usage, usage)));
     }
     let (choices, usage) = whole(deltas, n, usage, |i, d| writer.whole_choice(i, d)).await?;
     Ok(Json(head.envelope("chat.completion", choices, Some(Some(usage)))).into_response())

@@ -11,14 +11,14 @@ use axum::response::{IntoResponse, Response};
 use inflight_tokenizer::{TextPosition, Tokenizer};
 use serde::{Deserialize, Serialize};
 
-use super::body::{Body, admit};
+use super::chunks::{ChunkEvents, ChunkWriter};
 use super::logprobs::{CompletionLogprobs, check_count};
-use super::prompt::{Prompt, Prompts};
-use super::response::{Ending, OutputFields, ResponseHead, whole};
-use super::sampling::{Length, SamplingFields, Surroundings};
-use super::{ApiError, ChunkWriter, Usage, neutral};
+use super::response::{Ending, OutputFields, ResponseHead, Usage, whole};
+use crate::error::ApiError;
 use crate::generation::{self, Delta};
 use crate::off_thread::off_thread;
+use crate::request::prompt::{Prompt, Prompts};
+use crate::request::{Body, Length, SamplingFields, Surroundings, admit, neutral};
 use crate::sse;
 use crate::state::ServerState;
 use crate::text_stream::TextOptions;
@@ -103,7 +103,7 @@ pub(crate) async fn create(
         echoes: (0..num_sequences).map(|i| encoded.echoes.get(i / n).cloned()).collect(),
     };
     if let Some(stream_usage) = stream {
-        return Ok(sse::respond(deltas, writer, head, stream_usage, usage));
+        return Ok(sse::respond(deltas, ChunkEvents::new(writer, head, stream_usage, usage)));
     }
     let (choices, usage) = whole(deltas, num_sequences, usage, |i, d| writer.choice(i, d)).await?;
     Ok(Json(head.envelope(OBJECT, choices, Some(Some(usage)))).into_response())

@@ -3,7 +3,7 @@
 use inflight_tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
 
-use super::ApiError;
+use crate::error::ApiError;
 use crate::generation::ScoredToken;
 
 /// Most alternatives per token.

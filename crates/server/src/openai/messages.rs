@@ -7,7 +7,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use super::ApiError;
+use crate::error::ApiError;
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
-use super::ApiError;
+use crate::error::ApiError;
 use crate::state::ServerState;
 
 /// A name that requests may use for the model.

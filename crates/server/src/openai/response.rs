@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ApiError;
+use crate::error::ApiError;
 use crate::generation::{self, Delta, Deltas, Finish};
 use crate::random::random_id;
 use crate::state::{ServerState, unix_time_s};
@@ -155,17 +155,6 @@ pub(crate) async fn whole<C>(
     wholes.iter().for_each(|whole| usage.add(whole));
     let choices = wholes.into_iter().enumerate().map(|(index, whole)| choice(index, whole));
     Ok((choices.collect(), usage))
-}
-
-/// Turns deltas into the choices of one endpoint's chunks.
-pub(crate) trait ChunkWriter: Send + 'static {
-    /// A member of a chunk's `choices`.
-    type Choice: Serialize;
-    /// A chunk's `object`.
-    const OBJECT: &'static str;
-
-    /// One choice for each chunk that the delta is worth.
-    fn choices(&mut self, index: usize, delta: Delta) -> Vec<Self::Choice>;
 }
 
 /// Why a choice ended, in OpenAI's and vLLM's words.

@@ -8,7 +8,7 @@ use inflight_tokenizer::TextPosition;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::ApiError;
+use crate::error::ApiError;
 use crate::generation::SequenceSpec;
 use crate::random::random_u64;
 use crate::text_stream::TextOptions;

@@ -15,8 +15,8 @@ use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Error, Value};
 
-use super::ApiError;
 use super::neutral::{Neutral, Values};
+use crate::error::ApiError;
 use crate::state::{Phase, ServerState};
 
 /// The fields that were not taken yet, by name. Values are parsed when taken.

@@ -1,0 +1,13 @@
+//! What a request's body says, in the words that all endpoints share.
+//!
+//! Reading order: [`body`] (a body's fields, none unseen), [`neutral`] (fields that change
+//! nothing), [`sampling`] (how tokens are drawn and where an output ends), [`prompt`] (a prompt as
+//! text or tokens).
+
+pub(crate) mod body;
+pub(crate) mod neutral;
+pub(crate) mod prompt;
+pub(crate) mod sampling;
+
+pub(crate) use body::{Body, admit};
+pub(crate) use sampling::{Length, SamplingFields, Surroundings};
