@@ -22,13 +22,15 @@ pub enum Dtype {
     Q4K,
     Q5K,
     Q6K,
+    /// 4 bits of exponent, 3 of mantissa, no infinities ("e4m3fn").
+    F8E4M3,
 }
 
 impl Dtype {
     /// Elements in one block: 1 for plain types.
     pub const fn block_len(self) -> usize {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::F32 | Self::F16 | Self::BF16 | Self::F8E4M3 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
             Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
@@ -39,6 +41,7 @@ impl Dtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8E4M3 => 1,
             Self::Q4_0 => 2 + 16,
             Self::Q4_1 => 4 + 16,
             Self::Q5_0 => 2 + 4 + 16,
@@ -59,7 +62,7 @@ impl Dtype {
         (num_elements / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// The name used in GGUF files and on the command line.
+    /// The name used in weight files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "F32",
@@ -73,6 +76,7 @@ impl Dtype {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::F8E4M3 => "F8_E4M3",
         }
     }
 }

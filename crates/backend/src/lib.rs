@@ -28,5 +28,6 @@ pub use dtype::Dtype;
 pub use error::BackendError;
 pub use mapped_file::MappedFile;
 pub use ops::{AttentionShape, Backend, DeviceBatch, Graph, KvLayer};
+pub use quant::fp8::{Fp8Matrix, Fp8Scales};
 pub use step::{OutputLayout, RowState, SamplingRow, StepCapacity, StepInputs, StepShape};
 pub use tensor::{HostTensor, TensorData};

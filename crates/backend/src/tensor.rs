@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use crate::{BackendError, Dtype, MappedFile, quant};
+use crate::{BackendError, Dtype, Fp8Matrix, MappedFile, quant};
 
 /// A named weight on the host.
 ///
@@ -39,6 +39,8 @@ pub enum TensorData {
         /// Standard deviation.
         std: f32,
     },
+    /// In fp8 with scales; the dtype must be [`Dtype::F8E4M3`].
+    Fp8(Arc<Fp8Matrix>),
 }
 
 impl HostTensor {
@@ -52,13 +54,17 @@ impl HostTensor {
         self.shape.last().copied().unwrap_or(0)
     }
 
-    /// The stored bytes of row `row`, or `None` for random data, which has no bytes.
+    /// The stored bytes of row `row`, or `None` for what is made up or rounded when it is read.
     pub fn row_bytes(&self, row: usize) -> Option<&[u8]> {
         let len = self.dtype.row_bytes(self.row_len())?;
         let all = match &self.data {
             TensorData::Mapped { file, range } => &file.bytes()[range.clone()],
             TensorData::Owned(bytes) => bytes,
             TensorData::Random { .. } => return None,
+            TensorData::Fp8(matrix) => match &**matrix {
+                Fp8Matrix::Stored { codes, .. } => return codes.row_bytes(row),
+                Fp8Matrix::Rounded(_) => return None,
+            },
         };
         all.get(row * len..(row + 1) * len)
     }
@@ -70,6 +76,7 @@ impl HostTensor {
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.row_len(), "{}: row length", self.name);
         match (&self.data, self.row_bytes(row)) {
+            (TensorData::Fp8(matrix), _) => matrix.read_row(row, out),
             (TensorData::Random { seed, std }, _) => {
                 quant::random_row(*seed, *std, row * out.len(), out);
             }

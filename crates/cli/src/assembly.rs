@@ -50,9 +50,10 @@ pub(crate) fn with_engine<U: UseEngine>(
             let machine = Machine::detect();
             let resolved = resolve_on_cpu(args, workload, config, machine)?;
             let (engine, kv_dtype) = (resolved.engine, resolved.cpu.kv_dtype);
-            let weights = match resolved.cpu.weights {
-                WeightPrecision::Native => "as stored",
-                WeightPrecision::F32 => "expanded to f32",
+            let weights = match (resolved.cpu.weights, config.fp8_weights) {
+                (WeightPrecision::Native, None) => "as stored",
+                (WeightPrecision::Native, Some(_)) => "those of layers in fp8 as bf16",
+                (WeightPrecision::F32, _) => "expanded to f32",
             };
             let backend = CpuBackend::new(resolved.cpu)?;
             let available = usize::try_from(machine.memory_bytes).unwrap_or(usize::MAX);
@@ -66,7 +67,11 @@ pub(crate) fn with_engine<U: UseEngine>(
         Chosen::Cuda(backend) => {
             let resolved = resolve_on_gpu(args, workload, config)?;
             let max_model_len = resolved.engine.max_model_len;
-            let plan = Plan { weights: "as bf16", max_model_len, no_progress };
+            let weights = match config.fp8_weights {
+                None => "as bf16",
+                Some(_) => "those of layers as fp8, others as bf16",
+            };
+            let plan = Plan { weights, max_model_len, no_progress };
             let fit = |backend: &_, _: &_| memory::on_gpu(backend, config, &resolved);
             user.use_engine(assemble(backend, model, &plan, fit)?)
         }

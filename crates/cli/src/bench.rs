@@ -20,7 +20,7 @@ use crate::device::{Chosen, choose};
 use crate::models::ModelArgument;
 use crate::progress::{TokenBar, is_watched};
 use crate::resolve::{Workload, resolve_gpu_use};
-use crate::start::open;
+use crate::start::{open, quantized};
 use crate::summary::Summary;
 
 pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
@@ -97,6 +97,7 @@ impl<'a> Experiment<'a> {
                 (model.name.clone(), open(&model, &args.engine)?)
             }
         };
+        let files = quantized(files, &args.engine);
         let mut engine_args = args.engine.clone();
         if engine_args.max_model_len.is_none() {
             let len = args.input_len.saturating_add(args.output_len.get());

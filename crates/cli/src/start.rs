@@ -11,7 +11,7 @@ use inflight_model::ModelFiles;
 use inflight_server::{EngineAlive, EngineClient};
 use inflight_tokenizer::Tokenizer;
 
-use crate::args::{EngineArgs, LoadFormat, StepArgs};
+use crate::args::{EngineArgs, LoadFormat, Quantization, StepArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::device::choose;
 use crate::models::LocalModel;
@@ -37,7 +37,7 @@ pub(crate) fn start(
     workload: Workload,
 ) -> Result<Running> {
     let trace = steps.trace_file.as_deref().map(TraceFile::create).transpose()?;
-    let files = open(model, args)?;
+    let files = quantized(open(model, args)?, args);
     let tokenizer = Arc::new(load_tokenizer(&files)?);
     let device = choose(args.device, resolve_gpu_use(args))?;
     let model = Model { name: &model.name, files: &files };
@@ -50,6 +50,14 @@ pub(crate) fn open(model: &LocalModel, args: &EngineArgs) -> Result<ModelFiles> 
         LoadFormat::Auto => ModelFiles::open(&model.path)?,
         LoadFormat::Dummy => ModelFiles::dummy(&model.path, args.seed)?,
     })
+}
+
+/// `files` as `--quantization` wants them.
+pub(crate) fn quantized(mut files: ModelFiles, args: &EngineArgs) -> ModelFiles {
+    if let Some(Quantization::Fp8) = args.quantization {
+        files.round_to_fp8();
+    }
+    files
 }
 
 /// Gives an engine a thread and takes its records.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    DummyWeights, GgufFile, ModelConfig, ModelError, SafetensorsFolder, Weights,
+    DummyWeights, Fp8Weights, GgufFile, ModelConfig, ModelError, SafetensorsFolder, Weights,
     config::generation_eos_token_ids, text_file,
 };
 
@@ -48,12 +48,19 @@ impl ModelFiles {
             true => path,
             false => path.parent().unwrap_or(Path::new(".")),
         };
-        let config = match path.is_dir() {
+        let mut config = match path.is_dir() {
             true => read_config(path)?,
             false => read_json(path)?,
         };
+        config.fp8_weights = config.fp8_weights.map(|_| Fp8Weights::AtLoad);
         let weights = Weights::Dummy(DummyWeights { seed });
         Ok(Self { config, weights, folder: Some(folder.into()) })
+    }
+
+    /// Has the linear layers' weights rounded to fp8 when they are loaded, unless they are stored
+    /// so. The output matrix stays as it is.
+    pub fn round_to_fp8(&mut self) {
+        self.config.fp8_weights.get_or_insert(Fp8Weights::AtLoad);
     }
 
     /// The GGUF file, if it is one: its metadata describes the tokenizer.

@@ -26,7 +26,7 @@ mod text_file;
 mod weights;
 
 pub use architecture::Architecture;
-pub use config::{ModelConfig, RopeConfig, RopeScaling};
+pub use config::{Fp8Weights, ModelConfig, RopeConfig, RopeScaling};
 pub use decoder::{Decoder, ForwardInputs, LoadProgress, Scratch, scratch_bytes};
 pub use dummy::DummyWeights;
 pub use error::ModelError;

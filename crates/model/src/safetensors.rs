@@ -75,19 +75,41 @@ impl SafetensorsFolder {
         self.tensors.get(name).map_or(&self.path, |entry| entry.file.path())
     }
 
-    /// The tensor `name`, still in its file.
+    /// The tensor `name`, still in its file; one in fp8 with its scales.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`], or [`ModelError::BadTensor`] if it is not F32, F16 or BF16.
+    /// [`ModelError::MissingTensor`], or [`ModelError::BadTensor`] if it is not F32, F16, BF16 or
+    /// F8_E4M3, or its scales do not fit.
     pub fn tensor(&self, name: &str) -> Result<HostTensor, ModelError> {
+        let tensor = self.stored(name)?;
+        if tensor.dtype != Dtype::F8E4M3 {
+            return Ok(tensor);
+        }
+        // Both are multiplied with, whatever the second one's name says.
+        let names = ["_scale", "_scale_inv"].map(|suffix| format!("{name}{suffix}"));
+        let scales = names.iter().find(|name| self.has(name)).unwrap_or(&names[0]);
+        let mut scales = self.stored(scales)?;
+        if scales.dtype == Dtype::F8E4M3 {
+            let reason = "scales of type F8_E4M3 are not supported";
+            return Err(ModelError::bad_tensor(self.path_of(&scales.name), &scales.name, reason));
+        }
+        if scales.shape.is_empty() {
+            scales.shape.push(1);
+        }
+        Ok(tensor.with_scales(&scales)?)
+    }
+
+    fn stored(&self, name: &str) -> Result<HostTensor, ModelError> {
         let entry = self.tensors.get(name);
         let entry = entry.ok_or_else(|| ModelError::missing_tensor(&self.path, name))?;
         let dtype = match entry.dtype {
             safetensors::Dtype::F32 => Dtype::F32,
             safetensors::Dtype::F16 => Dtype::F16,
             safetensors::Dtype::BF16 => Dtype::BF16,
+            safetensors::Dtype::F8_E4M3 => Dtype::F8E4M3,
             other => {
-                let reason = format!("type {other:?} is not supported; F32, F16 and BF16 are");
+                let reason =
+                    format!("type {other:?} is not supported; F32, F16, BF16 and F8_E4M3 are");
                 return Err(ModelError::bad_tensor(entry.file.path(), name, reason));
             }
         };

@@ -260,7 +260,6 @@ fn bad_fields_are_named() {
     check(json!({ "tie_word_embeddings": 1 }), &["tie_word_embeddings", "true or false"]);
     check(json!({ "hidden_act": "gelu" }), &["hidden_act", "gelu is not supported"]);
     check(json!({ "eos_token_id": -1 }), &["eos_token_id"]);
-    check(json!({ "quantization_config": { "bits": 4 } }), &["quantization_config", "GGUF"]);
     let rope = |changes: Value| {
         let rope = with(llama_3_1_8b()["rope_scaling"].clone(), changes);
         json!({ "rope_scaling": rope })
@@ -393,4 +392,46 @@ fn bad_gguf_keys_are_named() {
     check(counts, &["head_count_kv", "same for all layers"]);
     let empty = GgufBytes { tensors: Vec::new(), ..llama() };
     check(empty, &["tensor token_embd.weight is missing"]);
+}
+
+#[test]
+fn quantisation_schemes_are_known_or_named() {
+    use inflight_model::Fp8Weights::Stored;
+    let read = |quantization: Value| {
+        read(&with(llama_3_1_8b(), json!({ "quantization_config": quantization })))
+    };
+    let compressed = |weights: Value| {
+        json!({ "quant_method": "compressed-tensors", "format": "float-quantized",
+            "config_groups": { "group_0": { "targets": ["Linear"], "weights": weights } } })
+    };
+    let float = |strategy: &str| json!({ "num_bits": 8, "type": "float", "strategy": strategy, "symmetric": true });
+    for known in [
+        json!({ "quant_method": "fp8", "activation_scheme": "static" }),
+        json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] }),
+        compressed(float("channel")),
+        compressed(float("tensor")),
+        compressed(with(float("block"), json!({ "block_structure": [128, 128] }))),
+    ] {
+        assert_eq!(read(known).unwrap().fp8_weights, Some(Stored));
+    }
+    assert_eq!(read(Value::Null).unwrap().fp8_weights, None);
+    for (unknown, expected) in [
+        (json!({ "bits": 4 }), &["quant_method", "is missing", "fp8"][..]),
+        (json!({ "quant_method": "awq" }), &["quantization_config.quant_method", "awq"]),
+        (json!({ "quant_method": "fp8", "fmt": "e5m2" }), &["fmt", "e5m2"]),
+        (
+            json!({ "quant_method": "fp8", "weight_block_size": [1, 64] }),
+            &["weight_block_size", "[1,64]"],
+        ),
+        (
+            json!({ "quant_method": "compressed-tensors", "format": "pack-quantized" }),
+            &["format", "compressed-tensors pack-quantized"],
+        ),
+        (compressed(with(float("channel"), json!({ "num_bits": 4 }))), &["group_0", "bits 4"]),
+        (compressed(float("group")), &["group_0", "strategy \"group\""]),
+        (compressed(json!(1)), &["group_0 lacks weights"]),
+        (json!("fp8"), &["quantization_config", "an object"]),
+    ] {
+        assert_holds(&message(read(unknown)), expected);
+    }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use inflight_backend::{Backend, CpuBackend, CpuConfig, Dtype, WeightPrecision};
 use inflight_model::{
-    Decoder, ModelFiles,
+    Decoder, Fp8Weights, ModelFiles,
     eval::{all_logits, logits_from},
 };
 use serde::Deserialize;
@@ -107,6 +107,55 @@ families! {
     qwen2: "qwen2", "qwen2";
     qwen3: "qwen3", "qwen3";
     qwen3_gguf: "qwen3", "qwen3/model.gguf";
+    fp8_channel: "fp8_channel", "fp8_channel";
+    fp8_tensor: "fp8_tensor", "fp8_tensor";
+    fp8_block: "fp8_block", "fp8_block";
+}
+
+/// What the CPU serves fp8 with: weights rounded to bf16 once more.
+#[test]
+fn fp8_as_bf16_stays_close() {
+    let backend = CpuBackend::new(CpuConfig::detect()).unwrap();
+    for name in ["fp8_channel", "fp8_block"] {
+        let expected = std::fs::read(fixture(name).join("expected.json")).unwrap();
+        let expected: Expected = serde_json::from_slice(&expected).unwrap();
+        let files = ModelFiles::open(&fixture(name)).unwrap();
+        let decoder = Decoder::load(&backend, &files.config, &files.weights, 64, &mut |_| {});
+        let sequence = expected.sequences.last().unwrap();
+        let logits = all_logits(&backend, &decoder.unwrap(), &sequence.input_ids, 64).unwrap();
+        let exact = sequence.last_logits.concat();
+        let error = relative_error(&logits[logits.len() - exact.len()..], &exact);
+        assert!(error < 0.02, "{name}: {error}");
+    }
+}
+
+#[test]
+fn rounding_to_fp8_when_loaded_changes_logits_a_little_and_the_output_matrix_not() {
+    let mut files = ModelFiles::open(&fixture("llama3")).unwrap();
+    let (backend, tokens) = (cpu(), (0..40).map(|i| i * 37 % 256).collect::<Vec<u32>>());
+    let logits = |files: &ModelFiles| {
+        let decoder = Decoder::load(&backend, &files.config, &files.weights, 64, &mut |_| {});
+        all_logits(&backend, &decoder.unwrap(), &tokens, 64).unwrap()
+    };
+    let exact = logits(&files);
+    files.round_to_fp8();
+    assert_eq!(files.config.fp8_weights, Some(Fp8Weights::AtLoad));
+    let error = relative_error(&logits(&files), &exact);
+    // A weight is off by 0.026 of itself in the mean square, and so is each product with them;
+    // there are a dozen one after the other, and random scores make softmax amplify it.
+    assert!((0.01..0.2).contains(&error), "{error}");
+
+    let mut stored = ModelFiles::open(&fixture("fp8_tensor")).unwrap();
+    stored.round_to_fp8();
+    assert_eq!(stored.config.fp8_weights, Some(Fp8Weights::Stored));
+    let dummy = ModelFiles::dummy(&fixture("fp8_tensor"), 1).unwrap();
+    assert_eq!(dummy.config.fp8_weights, Some(Fp8Weights::AtLoad));
+}
+
+fn relative_error(out: &[f32], expected: &[f32]) -> f64 {
+    let square = |value: f32| f64::from(value) * f64::from(value);
+    let difference: f64 = out.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    (difference / expected.iter().map(|value| square(*value)).sum::<f64>()).sqrt()
 }
 
 /// The CPU backend promises more than closeness: a row's arithmetic never depends on its batch.

@@ -58,6 +58,36 @@ fn a_single_file() {
 }
 
 #[test]
+fn fp8_needs_scales_that_fit() {
+    let folder = TempFolder::new();
+    let open = |name: &str, kind: &str, shape: &[usize], scales: &[u8]| {
+        let header = json!({
+            "w.weight": tensor("F8_E4M3", &[2, 2], 0, 4),
+            name: tensor(kind, shape, 4, 4 + scales.len()),
+        });
+        // 1, 2, -1, 448.
+        folder.write(
+            "model.safetensors",
+            file(&header, &[&[0x38, 0x40, 0xb8, 0x7e], scales].concat()),
+        );
+        SafetensorsFolder::open(folder.path()).unwrap().tensor("w.weight")
+    };
+    let half = 0.5f32.to_le_bytes();
+    for (name, shape) in [("w.weight_scale", &[][..]), ("w.weight_scale_inv", &[1, 1])] {
+        let tensor = open(name, "F32", shape, &half).unwrap();
+        assert_eq!((tensor.dtype, tensor.to_f32()), (Dtype::F8E4M3, vec![0.5, 1.0, -0.5, 224.0]));
+    }
+    let tensor = open("w.weight_scale", "BF16", &[2, 1], &[0x80, 0x3f, 0x00, 0x40]).unwrap();
+    assert_eq!(tensor.to_f32(), [1.0, 2.0, -2.0, 896.0]);
+    let check = |result, expected: &[&str]| assert_holds(&message(result), expected);
+    check(open("other", "F32", &[1], &half), &["w.weight_scale is missing"]);
+    let three = half.repeat(3);
+    check(open("w.weight_scale", "F32", &[3], &three), &["w.weight_scale", "[3]", "[2, 2]"]);
+    check(open("w.weight_scale", "F8_E4M3", &[1], &[0x38]), &["w.weight_scale", "F8_E4M3"]);
+    check(open("w.weight_scale", "F32", &[], &f32::NAN.to_le_bytes()), &["w.weight_scale"]);
+}
+
+#[test]
 fn shards_are_found_by_their_index() {
     let folder = TempFolder::new();
     let shard = |name: &str, value: f32| {

@@ -22,6 +22,7 @@
 //! Invariant: safe code; a row's bytes and values always match its dtype (the loader checks them).
 
 mod blocks;
+pub mod fp8;
 mod plain;
 mod random;
 mod super_blocks;
@@ -41,7 +42,7 @@ pub struct Group {
 /// Elements that share a scale and a minimum, or `None` for plain types, which have neither.
 pub const fn group_len(dtype: Dtype) -> Option<usize> {
     match dtype {
-        Dtype::F32 | Dtype::F16 | Dtype::BF16 => None,
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 => None,
         Dtype::Q6K => Some(16),
         _ => Some(32),
     }
@@ -70,7 +71,9 @@ pub fn unpack_groups(dtype: Dtype, bytes: &[u8], codes: &mut [u8], groups: &mut 
         Dtype::Q4K => each_block(bytes, codes, groups, super_blocks::unpack_q4_k),
         Dtype::Q5K => each_block(bytes, codes, groups, super_blocks::unpack_q5_k),
         Dtype::Q6K => each_block(bytes, codes, groups, super_blocks::unpack_q6_k),
-        Dtype::F32 | Dtype::F16 | Dtype::BF16 => unreachable!("plain types have no groups"),
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 => {
+            unreachable!("plain types have no groups")
+        }
     }
 }
 

@@ -57,6 +57,12 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum, default_value_t = WeightDtype::Auto)]
     pub(crate) dtype: WeightDtype,
 
+    /// Round the linear layers' weights when they are loaded: fp8 has half the bytes of bf16, one
+    /// scale for each row, and leaves embeddings and the output matrix as they are. Models that are
+    /// stored in fp8 need no flag
+    #[arg(long, short = 'q', value_enum, value_name = "METHOD")]
+    pub(crate) quantization: Option<Quantization>,
+
     /// Threads that compute, on CPUs only [default: all cores]
     #[arg(long, value_name = "THREADS")]
     pub(crate) threads: Option<NonZeroU32>,
@@ -148,6 +154,11 @@ pub(crate) enum KvDtype {
 pub(crate) enum WeightDtype {
     Auto,
     F32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantization {
+    Fp8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

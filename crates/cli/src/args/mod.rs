@@ -12,7 +12,8 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, OfflineArgs, OverlapChoice};
 pub(crate) use engine::{
-    DeviceChoice, DeviceWait, EngineArgs, KvDtype, LoadFormat, StepArgs, Switch, WeightDtype,
+    DeviceChoice, DeviceWait, EngineArgs, KvDtype, LoadFormat, Quantization, StepArgs, Switch,
+    WeightDtype,
 };
 
 const EXAMPLES: &str = "\

@@ -61,6 +61,7 @@ impl ModelConfig {
             qk_norm: family.qk_norm,
             layer_windows: vec![window; num_layers],
             eos_token_ids: eos_token_ids(file),
+            fp8_weights: None,
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Fields, ModelConfig, RopeConfig, limits};
+use super::{Fields, Fp8Weights, ModelConfig, RopeConfig, limits};
 use crate::{Architecture, ModelError, architecture::JsonOptions};
 
 impl ModelConfig {
@@ -61,6 +61,7 @@ impl ModelConfig {
             qk_norm: family.qk_norm,
             layer_windows,
             eos_token_ids: eos_token_ids(fields)?,
+            fp8_weights: Fp8Weights::from_json(fields)?,
         })
     }
 }
@@ -81,10 +82,6 @@ fn architecture(fields: &Fields<'_>) -> Result<Architecture, ModelError> {
 }
 
 fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ModelError> {
-    if fields.value("quantization_config").is_some() {
-        let reason = "quantised safetensors are not supported; use a GGUF file instead";
-        return Err(fields.error("quantization_config", reason));
-    }
     match fields.string("hidden_act")? {
         None | Some("silu" | "swish") => Ok(()),
         Some(other) => Err(fields.error("hidden_act", format!("{other} is not supported"))),

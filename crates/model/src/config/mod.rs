@@ -4,12 +4,14 @@ mod fields;
 mod from_gguf;
 mod from_json;
 mod limits;
+mod quantization;
 mod rope;
 
 use inflight_backend::AttentionShape;
 
 pub(crate) use fields::Fields;
 pub(crate) use from_json::generation_eos_token_ids;
+pub use quantization::Fp8Weights;
 pub use rope::{RopeConfig, RopeScaling};
 
 use crate::Architecture;
@@ -53,6 +55,8 @@ pub struct ModelConfig {
     pub layer_windows: Vec<Option<usize>>,
     /// Tokens that end a sequence, if the files say so.
     pub eos_token_ids: Vec<u32>,
+    /// How the linear layers' weights come to be in fp8, if they are.
+    pub fp8_weights: Option<Fp8Weights>,
 }
 
 impl ModelConfig {

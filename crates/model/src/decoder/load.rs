@@ -4,7 +4,7 @@ use inflight_backend::{Backend, HostTensor};
 
 use super::{Decoder, Layer, Linear};
 use crate::{
-    ModelConfig, ModelError, Naming, Weights,
+    Fp8Weights, ModelConfig, ModelError, Naming, Weights,
     names::{GlobalTensor, LayerTensor},
     rotary_table,
 };
@@ -108,7 +108,11 @@ impl<B: Backend> Loader<'_, B> {
             };
             parts.iter().map(one).collect::<Result<Vec<HostTensor>, _>>()
         };
-        let weight = self.backend.load_matrix(&tensors("weight")?)?;
+        let mut weight = tensors("weight")?;
+        if self.config.fp8_weights == Some(Fp8Weights::AtLoad) {
+            weight = weight.into_iter().map(HostTensor::rounded_to_fp8).collect();
+        }
+        let weight = self.backend.load_matrix(&weight)?;
         let bias = match with_bias {
             true => Some(self.backend.load_vector(&tensors("bias")?)?),
             false => None,

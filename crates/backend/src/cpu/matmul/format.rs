@@ -99,7 +99,7 @@ impl GroupLayout {
     /// The layout of panels of `dtype`; `None` if its weights are plain numbers.
     pub(super) const fn of(dtype: Dtype) -> Option<Self> {
         match dtype {
-            Dtype::F32 | Dtype::F16 | Dtype::BF16 => None,
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 => None,
             Dtype::Q4_0 => Some(Q4Zero::LAYOUT),
             Dtype::Q4_1 => Some(Q4One::LAYOUT),
             Dtype::Q5_0 => Some(Q5Zero::LAYOUT),

@@ -98,6 +98,8 @@ impl Segment {
 
 fn stored_dtype(dtype: Dtype, precision: WeightPrecision) -> Dtype {
     match precision {
+        // No processor multiplies it, and two bytes hold its values but for a last bit of the scale.
+        WeightPrecision::Native if dtype == Dtype::F8E4M3 => Dtype::BF16,
         WeightPrecision::Native => dtype,
         WeightPrecision::F32 => Dtype::F32,
     }
@@ -117,6 +119,7 @@ fn check_part(part: &HostTensor, cols: usize) -> Result<(), BackendError> {
     let row_bytes = row_bytes.ok_or_else(|| part.error("a row is not a whole number of blocks"))?;
     let bytes = rows.checked_mul(row_bytes).ok_or_else(|| part.error("too large"))?;
     let stored = match &part.data {
+        TensorData::Fp8(fp8) => return check_part(fp8.source(), cols),
         TensorData::Random { .. } if part.dtype == Dtype::F32 => bytes,
         TensorData::Random { .. } => return Err(part.error("random weights must be F32")),
         TensorData::Mapped { range, .. } => range.len(),

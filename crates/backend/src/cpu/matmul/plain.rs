@@ -27,6 +27,7 @@ pub(super) fn kernels(dtype: Dtype) -> &'static [TileKernel] {
         Dtype::Q4K => &const { groups::<Q4K>() },
         Dtype::Q5K => &const { groups::<Q5K>() },
         Dtype::Q6K => &const { groups::<Q6K>() },
+        Dtype::F8E4M3 => unreachable!("packed as bf16"),
     }
 }
 

@@ -61,6 +61,11 @@ impl Random {
                 }
                 &[]
             }
+            // No NaN, nor large numbers.
+            Dtype::F8E4M3 => {
+                bytes.iter_mut().for_each(|code| *code &= 0xbf);
+                &[]
+            }
             Dtype::BF16 | Dtype::F16 | Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 => &[0],
             Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => &[0, 2],
             Dtype::Q6K => &[208],

@@ -136,12 +136,13 @@ impl Weights {
 
 /// Whether two tensors are one: the same place in the same file, or drawn alike.
 fn is_same(a: &HostTensor, b: &HostTensor) -> bool {
-    use TensorData::{Mapped, Owned, Random};
+    use TensorData::{Fp8, Mapped, Owned, Random};
     let same_data = match (&a.data, &b.data) {
         (Mapped { file, range }, Mapped { file: other, range: other_range }) => {
             Arc::ptr_eq(file, other) && range == other_range
         }
         (Owned(bytes), Owned(other)) => Arc::ptr_eq(bytes, other),
+        (Fp8(matrix), Fp8(other)) => Arc::ptr_eq(matrix, other),
         (Random { seed, std }, Random { seed: other, std: other_std }) => {
             seed == other && std == other_std
         }
