@@ -98,7 +98,7 @@ impl Segment {
 
 fn stored_dtype(dtype: Dtype, precision: WeightPrecision) -> Dtype {
     match precision {
-        // No processor multiplies it, and two bytes hold its values but for a last bit of the scale.
+        // No kernel multiplies codes; their values lose no more than bits of the scale in bf16.
         WeightPrecision::Native if dtype == Dtype::F8E4M3 => Dtype::BF16,
         WeightPrecision::Native => dtype,
         WeightPrecision::F32 => Dtype::F32,
