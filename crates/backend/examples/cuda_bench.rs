@@ -246,7 +246,9 @@ impl<'a> Bench<'a> {
             })?,
             self.time("sample (greedy)", num_rows * VOCAB * 4, &|_| {
                 let logits = &self.logits;
-                let args = Sample { logits, state, batch, step, outputs, max_rows: num_rows };
+                let late = outputs; // no row has late inputs
+                let max_rows = num_rows;
+                let args = Sample { logits, state, batch, step, late, outputs, max_rows };
                 self.backend.sample(args, &self.stream)
             })?,
             self.time("unpack", step.num_words() * 8, &|_| unpack())?,

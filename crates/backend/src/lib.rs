@@ -1,7 +1,8 @@
 //! What a device must be able to do, and the devices that can: the CPU and NVIDIA's GPUs.
 //!
 //! Reading order: [`dtype`] and [`tensor`] (what weights look like on the host), [`step`] (what one
-//! step's inputs and outputs look like, word by word), [`ops`] (the [`Backend`] trait: memory,
+//! step's inputs and outputs look like, word by word), [`late`] (inputs that come after the forward
+//! pass began), [`ops`] (the [`Backend`] trait: memory,
 //! streams, events and about a dozen operators), [`cpu`] and [`cuda`] (its implementations).
 //!
 //! Invariant: operators are enqueued on a stream and return at once; only
@@ -13,10 +14,12 @@ pub mod cpu;
 pub mod cuda;
 mod dtype;
 mod error;
+pub mod late;
 mod mapped_file;
 pub mod ops;
 pub mod philox;
 pub mod quant;
+mod sampling_row;
 pub mod self_check;
 pub mod step;
 mod sync;
@@ -26,8 +29,10 @@ pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
 pub use cuda::{CudaBackend, CudaConfig};
 pub use dtype::Dtype;
 pub use error::BackendError;
+pub use late::LateWriter;
 pub use mapped_file::MappedFile;
 pub use ops::{AttentionShape, Backend, DeviceBatch, Graph, KvLayer};
 pub use quant::fp8::{Fp8Matrix, Fp8Scales};
-pub use step::{OutputLayout, RowState, SamplingRow, StepCapacity, StepInputs, StepShape};
+pub use sampling_row::SamplingRow;
+pub use step::{OutputLayout, RowState, StepCapacity, StepInputs, StepShape};
 pub use tensor::{HostTensor, TensorData};

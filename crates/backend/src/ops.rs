@@ -418,6 +418,8 @@ pub struct Sample<'a, B: Backend> {
     pub state: &'a SamplingState<B>,
     pub batch: &'a DeviceBatch<B>,
     pub step: StepShape,
+    /// Laid out as [`crate::late`] says; read by rows that have a late row.
+    pub late: &'a B::Buffer,
     /// Laid out as [`crate::OutputLayout`].
     pub outputs: &'a B::Buffer,
     pub max_rows: usize,

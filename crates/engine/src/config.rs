@@ -1,6 +1,6 @@
 //! The engine's frozen configuration.
 
-use inflight_backend::{Dtype, OutputLayout, StepCapacity};
+use inflight_backend::{Dtype, OutputLayout, StepCapacity, late::late_words};
 use inflight_model::ModelConfig;
 use inflight_scheduler::SchedulerConfig;
 
@@ -33,7 +33,9 @@ impl EngineConfig {
         let capacity = self.step_capacity();
         let outputs = OutputLayout { max_rows: self.max_num_seqs };
         // One set of inputs unpacked, and in both slots inputs and outputs.
-        let num_words = 3 * capacity.shape().num_words() + 2 * outputs.num_words();
+        let num_late = late_words(self.max_num_seqs, model.vocab_size);
+        let num_slot_words = capacity.shape().num_words() + outputs.num_words() + num_late;
+        let num_words = capacity.shape().num_words() + 2 * num_slot_words;
         // Token counts, and logits with penalties applied.
         let state = 2 * self.max_num_seqs * model.vocab_size;
         inflight_model::scratch_bytes(model, capacity, activations)

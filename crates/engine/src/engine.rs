@@ -9,15 +9,19 @@ use std::{
     },
 };
 
-use inflight_backend::{Backend, BackendError, OutputLayout, StepInputs, StepShape};
+use inflight_backend::{
+    Backend, BackendError, LateWriter, OutputLayout, StepInputs, StepShape,
+};
 use inflight_model::Decoder;
 use inflight_scheduler::{Batch, Scheduler, SequenceId, SequenceSpec};
 
 use crate::{
     EngineConfig, EngineError, EngineHandle, EngineStats, FinishReason, RequestId, StepRecord,
     TokenUpdate,
+    grammar_workers::{GrammarWorkers, Progress},
     handle::{Command, Submission},
     io_slot::{IoSlotId, IoSlots},
+    late,
     live_requests::{LiveRequest, LiveRequests},
     runner::{ModelRunner, StepSlots},
     staging,
@@ -32,6 +36,7 @@ pub struct Engine<B: Backend> {
     draining: bool,
     scheduler: Scheduler,
     requests: LiveRequests,
+    grammars: GrammarWorkers,
     runner: ModelRunner<B>,
     streams: Streams<B>,
     io: IoSlots<B>,
@@ -54,6 +59,12 @@ struct Streams<B: Backend> {
 struct InFlight {
     io: IoSlotId,
     batch: Batch,
+    step: StepShape,
+    num_output_words: usize,
+    /// Sequences whose rows cannot be drawn before the token before is known: sampling is enqueued
+    /// when it is.
+    late: Vec<SequenceId>,
+    is_drawn: bool,
     record: StepRecord,
 }
 
@@ -84,9 +95,11 @@ impl<B: Backend> Engine<B> {
             compute: backend.create_stream("compute")?,
             d2h: backend.create_stream("d2h")?,
         };
+        let vocab_size = decoder.config().vocab_size;
         let mut engine = Self {
+            grammars: GrammarWorkers::start(vocab_size)?,
             runner: ModelRunner::new(&backend, decoder, &config)?,
-            io: IoSlots::new(&backend, &config)?,
+            io: IoSlots::new(&backend, &config, vocab_size)?,
             clock: TraceClock::start(&backend, &streams.compute)?,
             outputs: OutputLayout { max_rows: config.max_num_seqs },
             backend,
@@ -191,9 +204,11 @@ impl<B: Backend> Engine<B> {
             let stuck = self.in_flight.is_empty() && !self.scheduler.is_idle();
             assert!(!stuck, "the scheduler has work that it can never plan");
         }
+        self.draw_if_due()?;
         while self.in_flight.len() > keep {
             let oldest = self.in_flight.pop_front().expect("length was just checked");
             self.collect(oldest)?;
+            self.draw_if_due()?;
         }
         self.publish_stats();
         Ok(())
@@ -232,6 +247,7 @@ impl<B: Backend> Engine<B> {
             sampling: spec.sampling,
             min_tokens: spec.min_tokens,
             stop_token_ids: spec.stop_token_ids,
+            grammar: spec.grammar.map(|grammar| self.grammars.begin(id, grammar)),
             output_row: None,
         };
         self.requests.insert(id, request);
@@ -244,11 +260,17 @@ impl<B: Backend> Engine<B> {
         self.requests.finish(id, reason);
     }
 
-    /// Stages in the free IO slot and enqueues h2d, compute and d2h. Returns without waiting.
+    /// Stages in the free IO slot and enqueues h2d, compute and d2h, or of the latter two what need
+    /// not wait for late inputs. Returns without waiting.
     fn launch(&mut self, batch: Batch, mut record: StepRecord) -> Result<InFlight, EngineError> {
         let id = self.io.advance(); // free: the batch before the latest was collected
-        let (step, stage) = self.timed(|engine| engine.stage(id, &batch));
-        let (enqueued, launch) = self.timed(|engine| engine.enqueue(id, step));
+        let ((step, late), stage) = self.timed(|engine| engine.stage(id, &batch));
+        let num_output_words = self.num_output_words();
+        let is_drawn = late.is_empty();
+        let (enqueued, launch) = self.timed(|engine| {
+            engine.enqueue_forward(id, step)?;
+            if is_drawn { engine.enqueue_draw(id, step, num_output_words) } else { Ok(()) }
+        });
         enqueued?;
         self.scheduler.advance(&batch); // lengths move now, token values in `collect`
         record.batch = batch.number;
@@ -258,17 +280,17 @@ impl<B: Backend> Engine<B> {
         let computed = step.num_tokens as u64;
         self.stats.num_steps.fetch_add(1, Ordering::Relaxed);
         self.stats.num_computed_tokens.fetch_add(computed, Ordering::Relaxed);
-        Ok(InFlight { io: id, batch, record })
+        Ok(InFlight { io: id, batch, step, num_output_words, late, is_drawn, record })
     }
 
-    fn stage(&mut self, id: IoSlotId, batch: &Batch) -> StepShape {
-        staging::stage(batch, &self.scheduler, &mut self.requests, &mut self.inputs);
+    /// Gives the sequences whose rows are late, too.
+    fn stage(&mut self, id: IoSlotId, batch: &Batch) -> (StepShape, Vec<SequenceId>) {
+        let late = staging::stage(batch, &self.scheduler, &mut self.requests, &mut self.inputs);
         let host_inputs = &mut self.io.get_mut(id).host_inputs;
-        self.backend.write_host(host_inputs, |words| self.inputs.pack(words))
+        (self.backend.write_host(host_inputs, |words| self.inputs.pack(words)), late)
     }
 
-    fn enqueue(&mut self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {
-        let num_output_words = self.num_output_words();
+    fn enqueue_forward(&mut self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
         backend.record(&io.h2d.started, &streams.h2d)?;
         let num_words = step.num_words();
@@ -278,7 +300,18 @@ impl<B: Backend> Engine<B> {
         backend.wait(&io.h2d.done, &streams.compute)?;
         backend.record(&io.compute.started, &streams.compute)?;
         let slots = StepSlots { id, io, previous: self.io.before(id) };
-        self.runner.run(backend, &slots, step, &streams.compute)?;
+        self.runner.forward(backend, &slots, step, &streams.compute)
+    }
+
+    fn enqueue_draw(
+        &mut self,
+        id: IoSlotId,
+        step: StepShape,
+        num_output_words: usize,
+    ) -> Result<(), BackendError> {
+        let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
+        let slots = StepSlots { id, io, previous: self.io.before(id) };
+        self.runner.sample(backend, &slots, step, &streams.compute)?;
         backend.record(&io.compute.done, &streams.compute)?;
 
         backend.wait(&io.compute.done, &streams.d2h)?;
@@ -286,6 +319,41 @@ impl<B: Backend> Engine<B> {
         let (outputs, host) = (&io.device_outputs, &io.host_outputs);
         backend.copy_to_host(outputs, host, num_output_words, &streams.d2h)?;
         backend.record(&io.d2h.done, &streams.d2h)
+    }
+
+    /// Enqueues the sampling of the one batch in flight if it waits for late inputs: with all
+    /// batches before it collected, the tokens that they depend on are known. The device computes
+    /// its forward pass meanwhile.
+    fn draw_if_due(&mut self) -> Result<(), EngineError> {
+        if self.in_flight.len() != 1 || self.in_flight[0].is_drawn {
+            return Ok(());
+        }
+        let mut flight = self.in_flight.pop_front().expect("there is one");
+        let (drawn, late) = self.timed(|engine| engine.draw_late(&flight));
+        drawn?;
+        flight.record.late = late;
+        flight.is_drawn = true;
+        self.in_flight.push_back(flight);
+        Ok(())
+    }
+
+    fn draw_late(&mut self, flight: &InFlight) -> Result<(), BackendError> {
+        let (id, late) = (flight.io, &flight.late[..]);
+        let ended = late::settle(late, &self.scheduler, &mut self.requests, &self.grammars);
+        for (sequence, reason) in ended {
+            self.end(sequence, reason);
+        }
+        let Self { backend, io, scheduler, requests, streams, .. } = self;
+        let num_words = backend.write_host(&mut io.get_mut(id).host_late, |words| {
+            let mut writer = LateWriter::new(words, late.len());
+            late::write(late, scheduler, requests, &mut writer);
+            writer.num_words()
+        });
+        let slot = io.get(id);
+        backend.copy_to_device(&slot.host_late, &slot.device_late, num_words, &streams.h2d)?;
+        backend.record(&slot.late_ready, &streams.h2d)?;
+        backend.wait(&slot.late_ready, &streams.compute)?;
+        self.enqueue_draw(id, flight.step, flight.num_output_words)
     }
 
     /// Tokens and their logprobs always; the likeliest tokens only if some row asked for them.
@@ -300,7 +368,7 @@ impl<B: Backend> Engine<B> {
 
     /// The only place where the host waits for the device.
     fn collect(&mut self, flight: InFlight) -> Result<(), EngineError> {
-        let InFlight { io, batch, mut record } = flight;
+        let InFlight { io, batch, mut record, .. } = flight;
         let wait = |engine: &mut Self| engine.backend.synchronize(&engine.io.get(io).d2h.done);
         let (waited, blocked) = self.timed(wait);
         waited?;
@@ -316,14 +384,28 @@ impl<B: Backend> Engine<B> {
                 continue; // a stray row of a sequence that ended, or was aborted
             }
             let update = self.read_update(io, row, id);
+            let token = update.token;
+            if !self.requests.get_mut(id).allows(token) {
+                let reason = "no token that the grammar allows has a finite logit".to_owned();
+                self.end(id, FinishReason::Failed(reason));
+                continue;
+            }
             let Some(commit) = self.scheduler.commit(id, update.token) else { continue };
             self.stats.num_generated_tokens.fetch_add(1, Ordering::Relaxed);
             let delivered = self.requests.get_mut(id).client.send(update);
             match (delivered, commit.finish) {
                 (Err(_), _) => self.end(id, FinishReason::Aborted),
                 (Ok(()), Some(reason)) => self.requests.finish(id, reason.into()),
-                (Ok(()), None) => {}
+                (Ok(()), None) => self.follow_grammar(id, token),
             }
+        }
+    }
+
+    /// Has a worker find out what may come after `token`.
+    fn follow_grammar(&mut self, id: SequenceId, token: u32) {
+        let request = self.requests.get_mut(id);
+        if let Some(Progress::Known(next)) = request.grammar.take() {
+            request.grammar = Some(self.grammars.advance(id, next, token));
         }
     }
 

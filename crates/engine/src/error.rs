@@ -13,4 +13,7 @@ pub enum EngineError {
     /// The limits do not work together.
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),
+    /// No threads to follow grammars on.
+    #[error("a thread cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
 }

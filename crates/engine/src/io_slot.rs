@@ -1,6 +1,8 @@
 //! IO slots: two sets of staging buffers, used in turn.
 
-use inflight_backend::{Backend, BackendError, OutputLayout, StepCapacity};
+use inflight_backend::{
+    Backend, BackendError, OutputLayout, StepCapacity, late::late_words,
+};
 
 use crate::EngineConfig;
 
@@ -8,7 +10,8 @@ use crate::EngineConfig;
 ///
 /// ```text
 ///   host_inputs ──h2d──► device_inputs ──compute──► device_outputs ──d2h──► host_outputs
-///                 h2d_done              compute_done                d2h_done
+///   host_late ────h2d──► device_late ────compute──┘
+///                 h2d_done, late_ready     compute_done             d2h_done
 /// ```
 ///
 /// Invariant: a slot is restaged only after its last batch was collected.
@@ -19,11 +22,17 @@ pub(crate) struct IoSlot<B: Backend> {
     pub(crate) host_inputs: B::HostBuffer,
     /// The same words; device.
     pub(crate) device_inputs: B::Buffer,
+    /// Packed as [`inflight_backend::late`] says; host.
+    pub(crate) host_late: B::HostBuffer,
+    /// The same words; device.
+    pub(crate) device_late: B::Buffer,
     /// Laid out as [`OutputLayout`]; device.
     pub(crate) device_outputs: B::Buffer,
     /// The same words; host.
     pub(crate) host_outputs: B::HostBuffer,
     pub(crate) h2d: Interval<B>,
+    /// The late inputs were copied.
+    pub(crate) late_ready: B::Event,
     pub(crate) compute: Interval<B>,
     pub(crate) d2h: Interval<B>,
 }
@@ -46,10 +55,12 @@ pub(crate) struct IoSlots<B: Backend> {
 pub(crate) struct IoSlotId(usize);
 
 impl<B: Backend> IoSlots<B> {
-    pub(crate) fn new(backend: &B, config: &EngineConfig) -> Result<Self, BackendError> {
-        let (capacity, outputs) =
-            (config.step_capacity(), OutputLayout { max_rows: config.max_num_seqs });
-        let new = || IoSlot::new(backend, capacity, outputs);
+    pub(crate) fn new(
+        backend: &B,
+        config: &EngineConfig,
+        vocab_size: usize,
+    ) -> Result<Self, BackendError> {
+        let new = || IoSlot::new(backend, config.step_capacity(), vocab_size);
         Ok(Self { slots: [new()?, new()?], latest: 1 })
     }
 
@@ -82,15 +93,20 @@ impl<B: Backend> IoSlot<B> {
     fn new(
         backend: &B,
         capacity: StepCapacity,
-        outputs: OutputLayout,
+        vocab_size: usize,
     ) -> Result<Self, BackendError> {
+        let outputs = OutputLayout { max_rows: capacity.max_rows };
         let num_inputs = capacity.shape().num_words();
+        let num_late = late_words(capacity.max_rows, vocab_size);
         Ok(Self {
             host_inputs: backend.alloc_host("host_inputs", num_inputs)?,
             device_inputs: backend.alloc_words("device_inputs", num_inputs)?,
+            host_late: backend.alloc_host("host_late", num_late)?,
+            device_late: backend.alloc_words("device_late", num_late)?,
             device_outputs: backend.alloc_words("device_outputs", outputs.num_words())?,
             host_outputs: backend.alloc_host("host_outputs", outputs.num_words())?,
             h2d: Interval::new(backend)?,
+            late_ready: backend.create_event()?,
             compute: Interval::new(backend)?,
             d2h: Interval::new(backend)?,
         })

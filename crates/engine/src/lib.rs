@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`request`] (what comes in), [`update`] (what goes out), [`handle`] (the callers'
 //! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
-//! [`runner`] (what the device then runs), [`trace`] (when all that happened).
+//! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`] and [`late`] (what
+//! an output may be), [`trace`] (when all that happened).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
 //! Invariant: no text, no JSON, no async here.
@@ -11,8 +12,11 @@
 mod config;
 mod engine;
 mod error;
+mod grammar;
+mod grammar_workers;
 mod handle;
 mod io_slot;
+mod late;
 mod live_requests;
 mod request;
 mod runner;
@@ -23,6 +27,7 @@ mod update;
 pub use config::EngineConfig;
 pub use engine::Engine;
 pub use error::EngineError;
+pub use grammar::{Allowed, Grammar, Matcher, SharedGrammar};
 pub use handle::{EngineHandle, EngineStats, SubmitError};
 pub use request::{
     InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,

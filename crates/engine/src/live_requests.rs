@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use inflight_scheduler::SequenceId;
 
-use crate::{FinishReason, SamplingParams, handle::Client};
+use crate::{FinishReason, SamplingParams, grammar_workers::Progress, handle::Client};
 
 /// What the engine keeps beside the scheduler's sequence.
 pub(crate) struct LiveRequest {
@@ -12,8 +12,31 @@ pub(crate) struct LiveRequest {
     pub(crate) sampling: SamplingParams,
     pub(crate) min_tokens: usize,
     pub(crate) stop_token_ids: Vec<u32>,
+    /// Where its output is in the request's grammar, if it has one.
+    pub(crate) grammar: Option<Progress>,
     /// Its row among the sampled rows of the latest batch that sampled it.
     pub(crate) output_row: Option<usize>,
+}
+
+impl LiveRequest {
+    /// Whether it can only be said how a token is drawn when the token before it is known.
+    pub(crate) fn is_late(&self) -> bool {
+        self.grammar.is_some()
+    }
+
+    /// Whether a worker is still following its grammar.
+    pub(crate) fn is_worked_on(&self) -> bool {
+        matches!(self.grammar, Some(Progress::Working))
+    }
+
+    /// Whether its grammar allows `token` next; what it may draw must be known.
+    pub(crate) fn allows(&self, token: u32) -> bool {
+        match &self.grammar {
+            Some(Progress::Known(next)) => next.allows(token),
+            Some(Progress::Working) => false,
+            None => true,
+        }
+    }
 }
 
 /// Requests by their sequence.
@@ -25,6 +48,11 @@ pub(crate) struct LiveRequests {
 impl LiveRequests {
     pub(crate) fn insert(&mut self, id: SequenceId, request: LiveRequest) {
         self.by_id.insert(id, request);
+    }
+
+    /// The request of a sequence that may have ended.
+    pub(crate) fn find(&mut self, id: SequenceId) -> Option<&mut LiveRequest> {
+        self.by_id.get_mut(&id)
     }
 
     /// The request of a sequence that the scheduler knows.

@@ -2,6 +2,8 @@
 
 use inflight_backend::step::MAX_TOP_LOGPROBS;
 
+use crate::SharedGrammar;
+
 /// Identifies a request, and the one sequence it has in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -70,6 +72,8 @@ pub struct RequestSpec {
     pub stop_token_ids: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// What the output must be; `None`: anything.
+    pub grammar: Option<SharedGrammar>,
 }
 
 /// What the engine can take. Fixed when it starts.

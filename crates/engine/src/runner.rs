@@ -112,7 +112,7 @@ impl<B: Backend> ModelRunner<B> {
                 self.captured(backend, &slots, padded, compute)?;
             }
             // The graph itself is of no use: launching a prefill costs less than computing it.
-            Preparation::Prefill(step) => drop(self.capture(backend, &slots, step, compute)?),
+            Preparation::Prefill(step) => drop(self.rehearse(backend, &slots, step, compute)?),
         }
         Ok(true)
     }
@@ -129,9 +129,9 @@ impl<B: Backend> ModelRunner<B> {
         }
     }
 
-    /// Enqueues all of a step: by replaying a graph where the device has them for steps of this
-    /// shape, else operator by operator.
-    pub(crate) fn run(
+    /// Enqueues a step's forward pass: by replaying a graph where the device has them for steps of
+    /// this shape, else operator by operator. [`ModelRunner::sample`] is to follow.
+    pub(crate) fn forward(
         &mut self,
         backend: &B,
         slots: &StepSlots<'_, B>,
@@ -139,8 +139,7 @@ impl<B: Backend> ModelRunner<B> {
         compute: &B::Stream,
     ) -> Result<(), BackendError> {
         let Some(padded) = backend.padded_shape(step, self.capacity) else {
-            self.carry_over_and_forward(backend, slots, step, compute)?;
-            return self.sample(backend, slots, step, compute);
+            return self.carry_over_and_forward(backend, slots, step, compute);
         };
         let graph = self.captured(backend, slots, padded, compute)?;
         backend.replay(graph, compute)
@@ -156,13 +155,16 @@ impl<B: Backend> ModelRunner<B> {
     ) -> Result<&Graph, BackendError> {
         let key = (slots.id, padded.num_rows);
         if !self.graphs.contains_key(&key) {
-            let graph = self.capture(backend, slots, padded, compute)?;
+            let graph = backend.capture(compute, &|| {
+                self.carry_over_and_forward(backend, slots, padded, compute)
+            })?;
             self.graphs.insert(key, graph);
         }
         Ok(&self.graphs[&key])
     }
 
-    fn capture(
+    /// Captures all of a step.
+    fn rehearse(
         &self,
         backend: &B,
         slots: &StepSlots<'_, B>,
@@ -196,9 +198,9 @@ impl<B: Backend> ModelRunner<B> {
         self.decoder.forward(backend, inputs, compute)
     }
 
-    /// Draws the sampled rows' tokens. Apart from the forward pass, so that a row under a grammar
-    /// can get its mask while the device computes.
-    fn sample(
+    /// Draws the sampled rows' tokens. Apart from the forward pass and outside its graph, so that a
+    /// row under a grammar can get its mask while the device computes.
+    pub(crate) fn sample(
         &self,
         backend: &B,
         slots: &StepSlots<'_, B>,
@@ -213,6 +215,7 @@ impl<B: Backend> ModelRunner<B> {
             state: &self.state,
             batch: &self.batch,
             step,
+            late: &slots.io.device_late,
             outputs: &slots.io.device_outputs,
             max_rows: self.capacity.max_rows,
         };

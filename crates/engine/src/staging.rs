@@ -1,12 +1,13 @@
 //! Staging: a planned batch as the words that the device reads.
 
 use inflight_backend::{RowState, SamplingRow, StepInputs};
-use inflight_scheduler::{Batch, Row, RowInputs, Scheduler};
+use inflight_scheduler::{Batch, Row, RowInputs, Scheduler, SequenceId};
 
 use crate::live_requests::{LiveRequest, LiveRequests};
 
 /// Fills `inputs` with `batch`. To be called before the scheduler's `advance`, which may take the
-/// blocks of a sequence that ends with this batch.
+/// blocks of a sequence that ends with this batch. Gives the sequences that have late rows, in the
+/// order of those.
 ///
 /// Carry-over: a decode row whose token is still in flight gets the row of the previous batch's
 /// outputs that the device must read it from.
@@ -15,16 +16,20 @@ pub(crate) fn stage(
     scheduler: &Scheduler,
     requests: &mut LiveRequests,
     inputs: &mut StepInputs,
-) {
+) -> Vec<SequenceId> {
     inputs.clear();
+    let mut late = Vec::new();
     for row in &batch.rows {
         let request = requests.get_mut(row.id);
         stage_tokens(row, scheduler, request, inputs);
         stage_row(row, scheduler, request, inputs);
         if row.samples {
-            stage_sampling(row, request, inputs);
+            let late_row = request.is_late().then_some(to_word(late.len()));
+            late.extend(late_row.map(|_| row.id));
+            stage_sampling(row, request, late_row, inputs);
         }
     }
+    late
 }
 
 /// Token ids, positions and places in the KV cache: one entry per token.
@@ -64,13 +69,20 @@ fn stage_row(row: &Row, scheduler: &Scheduler, request: &LiveRequest, inputs: &m
 }
 
 /// How the row's token is drawn: one entry per sampled row.
-fn stage_sampling(row: &Row, request: &mut LiveRequest, inputs: &mut StepInputs) {
+fn stage_sampling(
+    row: &Row,
+    request: &mut LiveRequest,
+    late_row: Option<u32>,
+    inputs: &mut StepInputs,
+) {
     request.output_row = Some(inputs.sample_indices.len());
     inputs.sample_indices.push(to_word(inputs.token_ids.len() - 1));
     let params = &request.sampling;
     let bias_start = inputs.bias.len();
     inputs.bias.extend_from_slice(&params.logit_bias);
-    if row.context_len - row.prompt_len < request.min_tokens {
+    // Under a grammar the ban depends on what else may come: it is a late one.
+    let is_short = row.context_len - row.prompt_len < request.min_tokens;
+    if is_short && request.grammar.is_none() {
         let banned = request.stop_token_ids.iter().map(|&id| (id, f32::NEG_INFINITY));
         inputs.bias.extend(banned);
     }
@@ -88,6 +100,7 @@ fn stage_sampling(row: &Row, request: &mut LiveRequest, inputs: &mut StepInputs)
         top_logprobs: params.top_logprobs,
         bias_start: to_word(bias_start),
         bias_len: to_word(inputs.bias.len() - bias_start),
+        late_row,
     });
 }
 

@@ -38,6 +38,9 @@ pub struct StepRecord {
     pub plan: Span,
     pub stage: Span,
     pub launch: Span,
+    /// The host works out and ships what rows under a grammar may draw, while the device computes
+    /// their forward pass; empty if there are none.
+    pub late: Span,
     /// The host waits for `d2h_done`: the only place where it waits for the device.
     pub blocked: Span,
     pub collect: Span,

@@ -3,9 +3,10 @@
 //
 //   logits -+- log-softmax ---------------------------------> logprobs of the model itself
 //           |
-//           +- penalties - bias -+- temperature 0 ----------> the greatest, lowest id on ties
-//                                |
-//                                +- 1/temperature - top-k - min-p - top-p - draw in order of ids
+//           +- penalties - bias - mask -+- temperature 0 ----> the greatest, lowest id on ties
+//                                       |
+//                                       +- 1/temperature - top-k - min-p - top-p - draw in order
+//                                                                                  of ids
 //
 // A token's key orders it by logit, then by lowest id. Top-k and top-p are thresholds on keys:
 // a histogram of exponents (of counts, or of weights as integers, whose sum no order changes) finds
@@ -17,6 +18,7 @@
 
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 SAMPLING_WORDS = 16;
+constexpr u32 LATE_WORDS = 4;
 constexpr u32 MAX_TOP = 20;
 constexpr u32 IN_PROMPT = 1u << 31;
 // Two for every thread.
@@ -38,6 +40,7 @@ struct Params {
     const u32* sampling;
     const u32* bias_ids;
     const u32* bias_values;
+    const u32* late;
     u32* outputs;
     u32 num_sampled;
     u32 max_rows;
@@ -60,13 +63,14 @@ struct Options {
     u32 top_logprobs;
     u32 bias_start;
     u32 bias_len;
+    u32 late_row;
 
     DEVICE explicit Options(const u32* w)
         : state_slot(w[0]), temperature(__uint_as_float(w[1])), top_k(w[2]),
           top_p(__uint_as_float(w[3])), min_p(__uint_as_float(w[4])),
           repetition(__uint_as_float(w[5])), presence(__uint_as_float(w[6])),
           frequency(__uint_as_float(w[7])), seed(u64(w[9]) << 32 | w[8]), position(w[10]),
-          top_logprobs(w[11]), bias_start(w[12]), bias_len(w[13]) {}
+          top_logprobs(w[11]), bias_start(w[12]), bias_len(w[13]), late_row(w[14]) {}
 
     DEVICE bool penalised() const {
         bool neutral = repetition == 1.0f && presence == 0.0f && frequency == 0.0f;
@@ -516,31 +520,59 @@ DEVICE float penalised(const Options& o, float x, u32 count) {
     return __fsub_rn(__fsub_rn(scaled, __fmul_rn(o.frequency, float(times))), o.presence);
 }
 
-// Writes the row with penalties and bias to `to`.
-DEVICE void adjust(const Params& p, const Options& o, const float* row, float* to) {
-    u32 n = p.vocab_size;
-    bool count = o.penalised();
-    const u32* counts = p.token_counts + u64(count ? o.state_slot : 0) * n;
-    for (u32 i = threadIdx.x; i < n; i += THREADS) {
-        u32 seen = count ? counts[i] : 0;
-        to[i] = seen != 0 ? penalised(o, row[i], seen) : row[i];
+// What a row needs to know of the token before; the backend's `late`.
+struct Late {
+    const u32* mask; // Null: all tokens may be drawn.
+    const u32* bias_ids;
+    const u32* bias_values;
+    u32 bias_len;
+
+    DEVICE Late(const u32* words, u32 row)
+        : mask(nullptr), bias_ids(words), bias_values(words), bias_len(0) {
+        if (row == NONE) return;
+        const u32* header = words + row * LATE_WORDS;
+        if (header[0] != NONE) mask = words + header[0];
+        bias_ids = words + header[1];
+        bias_len = header[2];
+        bias_values = bias_ids + bias_len;
     }
-    __syncthreads();
-    const u32* ids = p.bias_ids + o.bias_start;
-    const u32* values = p.bias_values + o.bias_start;
-    for (u32 i = threadIdx.x; i < o.bias_len; i += THREADS) {
+
+    DEVICE bool allows(u32 id) const {
+        return mask == nullptr || (mask[id / 32] >> (id % 32) & 1) == 1;
+    }
+};
+
+DEVICE void add_bias(const u32* ids, const u32* values, u32 len, u32 n, float* to) {
+    for (u32 i = threadIdx.x; i < len; i += THREADS) {
         u32 id = ids[i];
         // The first of several entries for one token adds them all, in order.
         bool first = id < n;
         for (u32 j = 0; j < i && first; j++) first = ids[j] != id;
         if (!first) continue;
         float x = to[id];
-        for (u32 j = i; j < o.bias_len; j++) {
+        for (u32 j = i; j < len; j++) {
             if (ids[j] == id) x += __uint_as_float(values[j]);
         }
         to[id] = x;
     }
     __syncthreads();
+}
+
+// Writes the row with penalties, bias and mask to `to`.
+DEVICE void adjust(const Params& p, const Options& o, const float* row, float* to) {
+    u32 n = p.vocab_size;
+    bool count = o.penalised();
+    const u32* counts = p.token_counts + u64(count ? o.state_slot : 0) * n;
+    Late late(p.late, o.late_row);
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        u32 seen = count ? counts[i] : 0;
+        float x = seen != 0 ? penalised(o, row[i], seen) : row[i];
+        // No finite bias makes a masked token possible.
+        to[i] = late.allows(i) ? x : -INFINITE;
+    }
+    __syncthreads();
+    add_bias(p.bias_ids + o.bias_start, p.bias_values + o.bias_start, o.bias_len, n, to);
+    add_bias(late.bias_ids, late.bias_values, late.bias_len, n, to);
 }
 
 // ---- the token and its logprobs ----
@@ -635,7 +667,7 @@ KERNEL void __launch_bounds__(THREADS) sample(const Params p) {
     Options options(p.sampling + row_index * SAMPLING_WORDS);
     const float* row = p.logits + u64(row_index) * n;
     const float* chosen_from = row;
-    if (options.penalised() || options.bias_len > 0) {
+    if (options.penalised() || options.bias_len > 0 || options.late_row != NONE) {
         float* adjusted = p.adjusted + u64(row_index) * n;
         adjust(p, options, row, adjusted);
         chosen_from = adjusted;

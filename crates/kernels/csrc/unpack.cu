@@ -33,6 +33,7 @@ DEVICE u32 greedy_word(u32 word) {
     switch (word) {
         case 0:  // state slot
         case 11: // logprobs
+        case 14: // late row
             return NONE;
         case 3: // top-p
         case 5: // repetition penalty

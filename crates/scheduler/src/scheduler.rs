@@ -132,6 +132,16 @@ impl Scheduler {
         &self.sequence(id).tokens
     }
 
+    /// Number of committed tokens of a sequence after its prompt.
+    ///
+    /// # Panics
+    /// When there is no such sequence.
+    #[must_use]
+    pub fn num_generated(&self, id: SequenceId) -> usize {
+        let sequence = self.sequence(id);
+        sequence.tokens.len() - sequence.prompt_len
+    }
+
     /// The blocks of a sequence; empty unless it runs. To be read between `plan` and `advance`,
     /// since `advance` already gives back those of a sequence whose last token is launched.
     ///

@@ -377,7 +377,7 @@ impl Backend for CpuBackend {
 
     fn sample(&self, args: Sample<'_, Self>, stream: &CpuStream) -> Result<(), BackendError> {
         let (logits, outputs) = (args.logits.clone(), args.outputs.clone());
-        let (state, batch) = (args.state.clone(), args.batch.clone());
+        let (state, batch, late) = (args.state.clone(), args.batch.clone(), args.late.clone());
         let (num_sampled, max_rows) = (args.step.num_sampled, args.max_rows);
         self.enqueue(stream, move |device| {
             let args = kernels::Sample {
@@ -386,6 +386,7 @@ impl Backend for CpuBackend {
                 sampling: &batch.sampling.read(),
                 bias_ids: &batch.bias_ids.read(),
                 bias_values: &batch.bias_values.read(),
+                late: &late.read(),
                 outputs: &mut outputs.write(),
                 layout: OutputLayout { max_rows },
                 num_sampled,

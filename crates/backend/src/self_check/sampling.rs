@@ -6,7 +6,8 @@ use super::{
     steps::RandomStep,
 };
 use crate::{
-    Backend, BackendError, OutputLayout, RowState, SamplingRow,
+    Backend, BackendError, LateWriter, OutputLayout, RowState, SamplingRow,
+    late::{late_words, mask_words},
     ops::{Sample, SamplingState},
     step::MAX_TOP_LOGPROBS,
 };
@@ -25,6 +26,7 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
         (Kind::Penalised, 0.0),
         (Kind::Temperature, DRAWS_THAT_MAY_DIFFER),
         (Kind::Truncated, DRAWS_THAT_MAY_DIFFER),
+        (Kind::Late, DRAWS_THAT_MAY_DIFFER),
     ] {
         for (vocab_size, num_rows) in [(1000, 24), (128_256, 6)] {
             let case = SamplingCase { kind, vocab_size, num_rows };
@@ -95,6 +97,7 @@ enum Kind {
     Penalised,
     Temperature,
     Truncated,
+    Late,
 }
 
 /// Rows to sample, all in one way.
@@ -161,6 +164,11 @@ impl SamplingCase {
                     min_p: [0.0, 0.02][i as usize % 2],
                     ..base
                 },
+                Kind::Late => SamplingRow {
+                    late_row: Some(i),
+                    temperature: [0.0, 1.1][i as usize % 2],
+                    ..base
+                },
             };
         }
         if self.kind == Kind::Penalised {
@@ -169,6 +177,24 @@ impl SamplingCase {
             step.inputs.bias = ids.iter().enumerate().map(|(i, id)| (*id, value(i))).collect();
         }
         step
+    }
+
+    /// A random mask for most rows, and bias for some.
+    fn late_inputs(&self) -> Vec<u32> {
+        let Self { vocab_size, num_rows, .. } = *self;
+        let mut words = vec![0; late_words(num_rows, vocab_size)];
+        let mut writer = LateWriter::new(&mut words, num_rows);
+        for row in 0..num_rows {
+            let seed = 90 + row as u64;
+            if row % 4 != 3 {
+                writer.mask(row, &uniform(seed, mask_words(vocab_size), u32::MAX as usize));
+            }
+            if row % 3 == 1 {
+                let ids = uniform(seed, 5, vocab_size);
+                writer.bias(row, &ids.iter().map(|id| (*id, 4.0)).collect::<Vec<_>>());
+            }
+        }
+        words
     }
 
     fn run<B: Backend>(&self, rig: &Rig<'_, B>, graph: bool) -> Result<Sampled, BackendError> {
@@ -185,10 +211,12 @@ impl SamplingCase {
         let outputs = rig.words(&vec![0x7fc0_0000; layout.num_words()])?;
         let (batch, packed) = (step.batch(rig)?, step.pack(rig)?);
         let previous = rig.words(&step.previous)?;
+        let late = rig.words(&self.late_inputs())?;
         let enqueue = |shape| {
             rig.backend.unpack(&packed, &previous, shape, &batch, &rig.stream)?;
             let (logits, state, batch, outputs) = (&logits, &state, &batch, &outputs);
-            let args = Sample { logits, state, batch, step: shape, outputs, max_rows };
+            let late = &late;
+            let args = Sample { logits, state, batch, step: shape, late, outputs, max_rows };
             rig.backend.sample(args, &rig.stream)
         };
         let padded = rig.backend.padded_shape(step.shape(), step.capacity());

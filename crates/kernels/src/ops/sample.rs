@@ -16,7 +16,7 @@ pub struct Sample;
 pub struct SampleParams {
     /// `[num_sampled, vocab_size]`, f32. Only read.
     pub logits: DevicePtr,
-    /// `[max_rows, vocab_size]`, f32: room for logits with penalties and bias.
+    /// `[max_rows, vocab_size]`, f32: room for logits with penalties, bias and mask.
     pub adjusted: DevicePtr,
     /// `[max_rows, vocab_size]` words.
     pub token_counts: DevicePtr,
@@ -24,6 +24,8 @@ pub struct SampleParams {
     pub sampling: DevicePtr,
     pub bias_ids: DevicePtr,
     pub bias_values: DevicePtr,
+    /// Laid out as the backend's `late` says.
+    pub late: DevicePtr,
     /// Laid out as the backend's `OutputLayout`.
     pub outputs: DevicePtr,
     pub num_sampled: u32,

@@ -290,7 +290,7 @@ impl Operators {
         args: &ops::Sample<'_, CudaBackend>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let ops::Sample { logits, state, batch, step, outputs, max_rows } = *args;
+        let ops::Sample { logits, state, batch, step, late, outputs, max_rows } = *args;
         let num_logits = max_rows * state.vocab_size;
         check_buffer(logits, Element::F32, step.num_sampled * state.vocab_size, "sample: logits");
         let num_words = OutputLayout { max_rows }.num_words();
@@ -311,6 +311,7 @@ impl Operators {
             sampling: batch.sampling.address(),
             bias_ids: batch.bias_ids.address(),
             bias_values: batch.bias_values.address(),
+            late: late.address(),
             outputs: outputs.address(),
             num_sampled: word(step.num_sampled),
             max_rows: word(max_rows),

@@ -1,14 +1,15 @@
 //! Drawing one token for every sampled row.
 //!
-//! Reading order: [`adjust`] (penalties and bias), [`select`] (the likeliest tokens without
+//! Reading order: [`adjust`] (penalties, bias and mask), [`select`] (the likeliest tokens without
 //! sorting), [`filter`] (top-k, top-p, min-p), [`draw`], [`logprobs`].
 //!
 //! ```text
 //! logits -+- log-softmax ---------------------------------> logprobs of the model itself
 //!         |
-//!         +- penalties - bias -+- temperature 0 ----------> the greatest, lowest id on ties
-//!                              |
-//!                              +- 1/temperature - top-k - min-p - top-p - draw in order of ids
+//!         +- penalties - bias - mask -+- temperature 0 ----> the greatest, lowest id on ties
+//!                                     |
+//!                                     +- 1/temperature - top-k - min-p - top-p - draw in order
+//!                                                                                of ids
 //! ```
 //!
 //! NaN counts as -infinity. A row without any finite logit gives token 0, and one with +infinity
@@ -36,6 +37,7 @@ use super::{Cores, exp::Softmax};
 use crate::{
     OutputLayout, SamplingRow,
     cpu::{pool::SharedMut, simd::SimdLevel},
+    late::LateRow,
     philox,
 };
 
@@ -51,6 +53,8 @@ pub(crate) struct Sample<'a> {
     pub(crate) bias_ids: &'a [u32],
     /// f32 as words.
     pub(crate) bias_values: &'a [u32],
+    /// Laid out as [`crate::late`] says.
+    pub(crate) late: &'a [u32],
     /// Laid out as [`OutputLayout`].
     pub(crate) outputs: &'a mut [u32],
     pub(crate) layout: OutputLayout,
@@ -95,7 +99,14 @@ impl Sample<'_> {
             &self.token_counts[start..start + self.vocab_size]
         });
         let bias = options.bias_start as usize..(options.bias_start + options.bias_len) as usize;
-        Adjustment::new(options, counts, &self.bias_ids[bias.clone()], &self.bias_values[bias])
+        let mut adjustment = Adjustment::new(options, counts);
+        adjustment.add_bias(&self.bias_ids[bias.clone()], &self.bias_values[bias]);
+        if let Some(row) = options.late_row {
+            let at = LateRow::read(self.late, row, self.vocab_size);
+            adjustment.add_bias(&self.late[at.bias_ids], &self.late[at.bias_values]);
+            adjustment.mask = at.mask.map(|mask| &self.late[mask]);
+        }
+        adjustment
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
         testing::{at_every_level, normal},
         tracking::IN_PROMPT,
     },
+    late::{LateWriter, late_words},
     step::MAX_TOP_LOGPROBS,
 };
 
@@ -19,6 +20,7 @@ struct Batch {
     token_counts: Vec<u32>,
     rows: Vec<SamplingRow>,
     bias: Vec<(u32, f32)>,
+    late: Vec<u32>,
 }
 
 impl Batch {
@@ -43,6 +45,7 @@ impl Batch {
                 sampling: &sampling,
                 bias_ids: &bias_ids,
                 bias_values: &bias_values,
+                late: &self.late,
                 outputs: &mut outputs,
                 layout,
                 num_sampled: self.rows.len(),
@@ -222,6 +225,26 @@ fn bans_and_bias_hold() {
         let tokens = batch.tokens(cores);
         assert!(tokens[..500].iter().all(|token| ![1, 3].contains(token)));
         assert_eq!(tokens[500..], [0, 1]);
+    });
+}
+
+#[test]
+fn late_rows_draw_what_their_masks_allow() {
+    at_every_level(|cores| {
+        let rows = (0..500).map(|position| SamplingRow { position, late_row: Some(1), ..ALL });
+        let mut batch = Batch::new(&six(), rows.collect());
+        let late = |row| SamplingRow { late_row: Some(row), ..SamplingRow::GREEDY };
+        batch.rows.extend([late(0), late(2), SamplingRow::GREEDY]);
+        batch.logits = six().repeat(batch.rows.len());
+        batch.late = vec![0; late_words(3, 6)];
+        let mut writer = LateWriter::new(&mut batch.late, 3);
+        writer.mask(1, &[0b10_0101]);
+        writer.mask(0, &[0b1_0101]);
+        writer.bias(0, &[(4, 0.1)]);
+        let tokens = batch.tokens(cores);
+        let expected = [0.05 / 0.35, 0.0, 0.1 / 0.35, 0.0, 0.0, 0.2 / 0.35];
+        assert_distributed(&tokens[..500], &expected);
+        assert_eq!(tokens[500..], [4, 1, 1], "a late row without a mask may draw anything");
     });
 }
 
