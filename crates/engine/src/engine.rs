@@ -9,9 +9,7 @@ use std::{
     },
 };
 
-use inflight_backend::{
-    Backend, BackendError, LateWriter, OutputLayout, StepInputs, StepShape,
-};
+use inflight_backend::{Backend, BackendError, LateWriter, OutputLayout, StepInputs, StepShape};
 use inflight_model::Decoder;
 use inflight_scheduler::{Batch, Scheduler, SequenceId, SequenceSpec};
 

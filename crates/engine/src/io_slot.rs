@@ -1,8 +1,6 @@
 //! IO slots: two sets of staging buffers, used in turn.
 
-use inflight_backend::{
-    Backend, BackendError, OutputLayout, StepCapacity, late::late_words,
-};
+use inflight_backend::{Backend, BackendError, OutputLayout, StepCapacity, late::late_words};
 
 use crate::EngineConfig;
 
@@ -90,11 +88,7 @@ impl<B: Backend> IoSlots<B> {
 }
 
 impl<B: Backend> IoSlot<B> {
-    fn new(
-        backend: &B,
-        capacity: StepCapacity,
-        vocab_size: usize,
-    ) -> Result<Self, BackendError> {
+    fn new(backend: &B, capacity: StepCapacity, vocab_size: usize) -> Result<Self, BackendError> {
         let outputs = OutputLayout { max_rows: capacity.max_rows };
         let num_inputs = capacity.shape().num_words();
         let num_late = late_words(capacity.max_rows, vocab_size);

@@ -3,9 +3,11 @@
 //!
 //! With every wait in place no schedule gives other tokens than the loop without overlap. With any
 //! one wait removed some schedule does, or is caught using a buffer that another stream is using.
+//! Some of the requests are under a grammar, so that batches are sampled late.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
+mod grammars;
 mod saboteur;
 
 use std::{
@@ -17,16 +19,25 @@ use std::{
     },
 };
 
+use grammars::Odd;
 use inflight_backend::{CpuBackend, CpuConfig};
 use inflight_engine::{
     Engine, EngineConfig, RequestSpec, SamplingParams, SinkClosed, TokenSink, Update,
 };
 use inflight_model::{Decoder, ModelFiles};
 use saboteur::{Saboteur, Wait};
-use shuttle::{Runner, scheduler::RandomScheduler};
+use shuttle::{
+    Runner,
+    scheduler::{PctScheduler, RandomScheduler, Scheduler},
+};
 
 const SEED: u64 = 7;
-const NUM_SCHEDULES: usize = 2000;
+/// Schedules in which every thread is as likely to go on as any other.
+const NUM_RANDOM_SCHEDULES: usize = 2000;
+/// Schedules in which some threads go before others whenever they can, so that a stream may be late
+/// by a whole forward pass; and how often that order changes.
+const NUM_ORDERED_SCHEDULES: usize = 500;
+const NUM_CHANGES: usize = 3;
 
 struct Tokens(SyncSender<u32>);
 
@@ -49,6 +60,7 @@ fn requests() -> Vec<RequestSpec> {
             presence_penalty: 0.5,
             ..SamplingParams::default()
         },
+        grammar: (i != 1).then(|| Odd::grammar(i, None)),
         ..RequestSpec::default()
     };
     (0..3).map(request).collect()
@@ -87,7 +99,8 @@ fn serve(overlap: bool, removed: Option<Wait>) -> Vec<Vec<u32>> {
 fn expected() -> Vec<Vec<u32>> {
     let tokens = Arc::new(Mutex::new(Vec::new()));
     let result = Arc::clone(&tokens);
-    run_schedules(1, move || *result.lock().unwrap() = serve(false, None));
+    let scheduler = RandomScheduler::new_from_seed(SEED, 1);
+    run_schedules(scheduler, move || *result.lock().unwrap() = serve(false, None));
     let tokens = std::mem::take(&mut *tokens.lock().unwrap());
     let lengths: Vec<_> = tokens.iter().map(Vec::len).collect();
     assert_eq!(lengths, [6, 5, 4]);
@@ -95,13 +108,14 @@ fn expected() -> Vec<Vec<u32>> {
 }
 
 fn check_schedules(removed: Option<Wait>, expected: &[Vec<u32>]) {
-    let expected = expected.to_vec();
-    run_schedules(NUM_SCHEDULES, move || assert_eq!(serve(true, removed), expected));
+    let expected = Arc::new(expected.to_vec());
+    let check = move || assert_eq!(serve(true, removed), *expected);
+    run_schedules(RandomScheduler::new_from_seed(SEED, NUM_RANDOM_SCHEDULES), check.clone());
+    run_schedules(PctScheduler::new_from_seed(SEED, NUM_CHANGES, NUM_ORDERED_SCHEDULES), check);
 }
 
 /// The same schedules every time.
-fn run_schedules(num_schedules: usize, run: impl Fn() + Send + Sync + 'static) {
-    let scheduler = RandomScheduler::new_from_seed(SEED, num_schedules);
+fn run_schedules(scheduler: impl Scheduler + 'static, run: impl Fn() + Send + Sync + 'static) {
     Runner::new(scheduler, shuttle::Config::default()).run(run);
 }
 
@@ -113,7 +127,8 @@ fn no_schedule_changes_a_token() {
 #[test]
 fn every_wait_is_needed() {
     let expected = expected();
-    for wait in [Wait::ComputeForH2d, Wait::D2hForCompute, Wait::HostForD2h] {
+    let waits = [Wait::ComputeForH2d, Wait::ComputeForLate, Wait::D2hForCompute, Wait::HostForD2h];
+    for wait in waits {
         let found = catch_unwind(AssertUnwindSafe(|| check_schedules(Some(wait), &expected)));
         assert!(found.is_err(), "nothing went wrong without {wait:?}");
     }

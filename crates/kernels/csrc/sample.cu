@@ -48,33 +48,35 @@ struct Params {
     u32 reserved;
 };
 
-// How one row's token is drawn; the words of the backend's `SamplingRow`.
+// How one row's token is drawn; the words of the backend's `SamplingRow`. Read when needed, since
+// registers are few.
 struct Options {
-    u32 state_slot;
-    float temperature;
-    u32 top_k;
-    float top_p;
-    float min_p;
-    float repetition;
-    float presence;
-    float frequency;
-    u64 seed;
-    u32 position;
-    u32 top_logprobs;
-    u32 bias_start;
-    u32 bias_len;
-    u32 late_row;
+    const u32* words;
 
-    DEVICE explicit Options(const u32* w)
-        : state_slot(w[0]), temperature(__uint_as_float(w[1])), top_k(w[2]),
-          top_p(__uint_as_float(w[3])), min_p(__uint_as_float(w[4])),
-          repetition(__uint_as_float(w[5])), presence(__uint_as_float(w[6])),
-          frequency(__uint_as_float(w[7])), seed(u64(w[9]) << 32 | w[8]), position(w[10]),
-          top_logprobs(w[11]), bias_start(w[12]), bias_len(w[13]), late_row(w[14]) {}
+    DEVICE float real(u32 i) const { return __uint_as_float(words[i]); }
+
+    DEVICE u32 state_slot() const { return words[0]; }
+    DEVICE float temperature() const { return real(1); }
+    DEVICE u32 top_k() const { return words[2]; }
+    DEVICE float top_p() const { return real(3); }
+    DEVICE float min_p() const { return real(4); }
+    DEVICE float repetition() const { return real(5); }
+    DEVICE float presence() const { return real(6); }
+    DEVICE float frequency() const { return real(7); }
+    DEVICE u64 seed() const { return u64(words[9]) << 32 | words[8]; }
+    DEVICE u32 position() const { return words[10]; }
+    DEVICE u32 top_logprobs() const { return words[11]; }
+    DEVICE u32 bias_start() const { return words[12]; }
+    DEVICE u32 bias_len() const { return words[13]; }
+    DEVICE u32 late_row() const { return words[14]; }
 
     DEVICE bool penalised() const {
-        bool neutral = repetition == 1.0f && presence == 0.0f && frequency == 0.0f;
-        return state_slot != NONE && !neutral;
+        bool neutral = repetition() == 1.0f && presence() == 0.0f && frequency() == 0.0f;
+        return state_slot() != NONE && !neutral;
+    }
+
+    DEVICE bool changes_logits() const {
+        return penalised() || bias_len() > 0 || late_row() != NONE;
     }
 };
 
@@ -513,11 +515,11 @@ struct Draw {
 
 // ---- penalties and bias ----
 
-DEVICE float penalised(const Options& o, float x, u32 count) {
-    float scaled = x > 0.0f ? x / o.repetition : x * o.repetition;
+DEVICE float penalised(Options o, float x, u32 count) {
+    float scaled = x > 0.0f ? x / o.repetition() : x * o.repetition();
     u32 times = count & ~IN_PROMPT;
     if (times == 0) return scaled;
-    return __fsub_rn(__fsub_rn(scaled, __fmul_rn(o.frequency, float(times))), o.presence);
+    return __fsub_rn(__fsub_rn(scaled, __fmul_rn(o.frequency(), float(times))), o.presence());
 }
 
 // What a row needs to know of the token before; the backend's `late`.
@@ -542,7 +544,8 @@ struct Late {
     }
 };
 
-DEVICE void add_bias(const u32* ids, const u32* values, u32 len, u32 n, float* to) {
+__device__ __noinline__ void add_bias(const u32* ids, const u32* values, u32 len, u32 n,
+                                      float* to) {
     for (u32 i = threadIdx.x; i < len; i += THREADS) {
         u32 id = ids[i];
         // The first of several entries for one token adds them all, in order.
@@ -559,11 +562,11 @@ DEVICE void add_bias(const u32* ids, const u32* values, u32 len, u32 n, float* t
 }
 
 // Writes the row with penalties, bias and mask to `to`.
-DEVICE void adjust(const Params& p, const Options& o, const float* row, float* to) {
+__device__ __noinline__ void adjust(const Params& p, Options o, const float* row, float* to) {
     u32 n = p.vocab_size;
     bool count = o.penalised();
-    const u32* counts = p.token_counts + u64(count ? o.state_slot : 0) * n;
-    Late late(p.late, o.late_row);
+    const u32* counts = p.token_counts + u64(count ? o.state_slot() : 0) * n;
+    Late late(p.late, o.late_row());
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
         u32 seen = count ? counts[i] : 0;
         float x = seen != 0 ? penalised(o, row[i], seen) : row[i];
@@ -571,7 +574,7 @@ DEVICE void adjust(const Params& p, const Options& o, const float* row, float* t
         to[i] = late.allows(i) ? x : -INFINITE;
     }
     __syncthreads();
-    add_bias(p.bias_ids + o.bias_start, p.bias_values + o.bias_start, o.bias_len, n, to);
+    add_bias(p.bias_ids + o.bias_start(), p.bias_values + o.bias_start(), o.bias_len(), n, to);
     add_bias(late.bias_ids, late.bias_values, late.bias_len, n, to);
 }
 
@@ -579,24 +582,24 @@ DEVICE void adjust(const Params& p, const Options& o, const float* row, float* t
 
 DEVICE float clamp_min_p(float x) { return x > 0.0f ? fminf(x, 1.0f) : 0.0f; }
 
-DEVICE u32 choose(const Params& p, const Options& o, const float* row) {
+DEVICE u32 choose(const Params& p, Options o, const float* row) {
     u32 n = p.vocab_size;
     u64 greatest = greatest_key(row, n);
     if (greatest == 0) return 0;
-    float max = logit_of(greatest), scale = 1.0f / o.temperature;
+    float max = logit_of(greatest), scale = 1.0f / o.temperature();
     // Not a number, negative or so small that its reciprocal overflows: greedy as well.
-    if (!(o.temperature > 0.0f && scale < INFINITE && fabsf(max) < INFINITE)) {
+    if (!(o.temperature() > 0.0f && scale < INFINITE && fabsf(max) < INFINITE)) {
         return id_of(greatest);
     }
     Softmax softmax{max, scale};
-    Kept kept{ABOVE_NOTHING, clamp_min_p(o.min_p)};
-    if (o.top_k > 0 && o.top_k < n) {
+    Kept kept{ABOVE_NOTHING, clamp_min_p(o.min_p())};
+    if (o.top_k() > 0 && o.top_k() < n) {
         // By rank among all; what is too unlikely is left out afterwards.
-        kept.least_key = select_key(row, n, softmax, Kept{ABOVE_NOTHING, 0.0f}, o.top_k, 1.0f);
+        kept.least_key = select_key(row, n, softmax, Kept{ABOVE_NOTHING, 0.0f}, o.top_k(), 1.0f);
     }
-    if (o.top_p < 1.0f) kept.least_key = select_key(row, n, softmax, kept, 0, o.top_p);
+    if (o.top_p() < 1.0f) kept.least_key = select_key(row, n, softmax, kept, 0, o.top_p());
     Draw draw{row, n, softmax, kept, ceil_div(n, 128 * CAPACITY)};
-    return draw.token(uniform(o.seed, o.position));
+    return draw.token(uniform(o.seed(), o.position()));
 }
 
 struct Logprobs {
@@ -636,9 +639,9 @@ struct Outputs {
 };
 
 // Reports the logprob of `token` and the likeliest tokens, of the model's own logits.
-DEVICE void report(const Params& p, const Options& o, const float* row, u32 token,
+DEVICE void report(const Params& p, Options o, const float* row, u32 token,
                    const Outputs& out) {
-    u32 n = p.vocab_size, num_top = min(o.top_logprobs, MAX_TOP);
+    u32 n = p.vocab_size, num_top = min(o.top_logprobs(), MAX_TOP);
     u64 greatest = greatest_key(row, n);
     float max = greatest == 0 ? -INFINITE : logit_of(greatest);
     Logprobs logprobs(row, n, max);
@@ -661,13 +664,13 @@ DEVICE void report(const Params& p, const Options& o, const float* row, u32 toke
     }
 }
 
-KERNEL void __launch_bounds__(THREADS) sample(const Params p) {
+KERNEL void __launch_bounds__(THREADS) sample(const __grid_constant__ Params p) {
     wait_for_earlier_kernels();
     u32 row_index = blockIdx.x, n = p.vocab_size;
-    Options options(p.sampling + row_index * SAMPLING_WORDS);
+    Options options{p.sampling + row_index * SAMPLING_WORDS};
     const float* row = p.logits + u64(row_index) * n;
     const float* chosen_from = row;
-    if (options.penalised() || options.bias_len > 0 || options.late_row != NONE) {
+    if (options.changes_logits()) {
         float* adjusted = p.adjusted + u64(row_index) * n;
         adjust(p, options, row, adjusted);
         chosen_from = adjusted;
@@ -675,7 +678,7 @@ KERNEL void __launch_bounds__(THREADS) sample(const Params p) {
     u32 token = choose(p, options, chosen_from);
     Outputs out(p, row_index);
     if (threadIdx.x == 0) *out.token = token;
-    if (options.top_logprobs != NONE) {
+    if (options.top_logprobs() != NONE) {
         report(p, options, row, token, out);
         return;
     }

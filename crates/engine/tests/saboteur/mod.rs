@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -18,9 +18,11 @@ use inflight_backend::{
 /// A wait of the two-slot protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// The compute stream waits for `h2d_done`: the first wait of every launch.
+    /// The compute stream waits for `h2d_done` before a forward pass.
     ComputeForH2d,
-    /// The D2H stream waits for `compute_done`: the second.
+    /// The compute stream waits for `late_ready` between a forward pass and sampling.
+    ComputeForLate,
+    /// The D2H stream waits for `compute_done`.
     D2hForCompute,
     /// The host waits for `d2h_done`.
     HostForD2h,
@@ -34,17 +36,30 @@ pub struct Saboteur {
     /// Waits enqueued until the device is lost.
     lost_after: usize,
     num_waits: Arc<AtomicUsize>,
+    /// A forward pass was enqueued whose sampling was not.
+    is_computing: Arc<AtomicBool>,
 }
 
 type Done = Result<(), BackendError>;
 type Buffer = <CpuBackend as Backend>::Buffer;
 type Host = <CpuBackend as Backend>::HostBuffer;
-type Stream = <CpuBackend as Backend>::Stream;
 type Event = <CpuBackend as Backend>::Event;
+
+/// A stream that knows its name.
+pub struct Stream {
+    name: &'static str,
+    cpu: <CpuBackend as Backend>::Stream,
+}
 
 impl Saboteur {
     pub fn new(cpu: CpuBackend, removed: Option<Wait>) -> Self {
-        Self { cpu, removed, lost_after: usize::MAX, num_waits: Arc::default() }
+        Self {
+            cpu,
+            removed,
+            lost_after: usize::MAX,
+            num_waits: Arc::default(),
+            is_computing: Arc::default(),
+        }
     }
 
     pub fn lost_after(cpu: CpuBackend, num_waits: usize) -> Self {
@@ -92,11 +107,13 @@ impl Backend for Saboteur {
         if num_waits >= self.lost_after {
             return Err(BackendError::DeviceLost("sabotaged".to_owned()));
         }
-        let wait = match num_waits % 2 {
-            0 => Wait::ComputeForH2d,
-            _ => Wait::D2hForCompute,
+        let wait = match (stream.name, self.is_computing.load(Ordering::Relaxed)) {
+            ("d2h", _) => Wait::D2hForCompute,
+            (_, false) => Wait::ComputeForH2d,
+            (_, true) => Wait::ComputeForLate,
         };
-        if self.removed == Some(wait) { Ok(()) } else { self.cpu.wait(event, stream) }
+        self.is_computing.store(wait == Wait::ComputeForH2d, Ordering::Relaxed);
+        if self.removed == Some(wait) { Ok(()) } else { self.cpu.wait(event, &stream.cpu) }
     }
 
     fn synchronize(&self, event: &Event) -> Done {
@@ -152,7 +169,7 @@ impl Backend for Saboteur {
     }
 
     fn create_stream(&self, name: &'static str) -> Result<Stream, BackendError> {
-        self.cpu.create_stream(name)
+        Ok(Stream { name, cpu: self.cpu.create_stream(name)? })
     }
 
     fn create_event(&self) -> Result<Event, BackendError> {
@@ -160,7 +177,7 @@ impl Backend for Saboteur {
     }
 
     fn record(&self, event: &Event, stream: &Stream) -> Done {
-        self.cpu.record(event, stream)
+        self.cpu.record(event, &stream.cpu)
     }
 
     fn elapsed(&self, earlier: &Event, later: &Event) -> Result<Duration, BackendError> {
@@ -168,11 +185,11 @@ impl Backend for Saboteur {
     }
 
     fn copy_to_device(&self, src: &Host, dst: &Buffer, words: usize, stream: &Stream) -> Done {
-        self.cpu.copy_to_device(src, dst, words, stream)
+        self.cpu.copy_to_device(src, dst, words, &stream.cpu)
     }
 
     fn copy_to_host(&self, src: &Buffer, dst: &Host, words: usize, stream: &Stream) -> Done {
-        self.cpu.copy_to_host(src, dst, words, stream)
+        self.cpu.copy_to_host(src, dst, words, &stream.cpu)
     }
 
     fn unpack(
@@ -183,7 +200,7 @@ impl Backend for Saboteur {
         into: &DeviceBatch<Self>,
         stream: &Stream,
     ) -> Done {
-        self.cpu.unpack(packed, previous, shape, &batch(into), stream)
+        self.cpu.unpack(packed, previous, shape, &batch(into), &stream.cpu)
     }
 
     fn track_tokens(
@@ -193,7 +210,7 @@ impl Backend for Saboteur {
         counts: &SamplingState<Self>,
         stream: &Stream,
     ) -> Done {
-        self.cpu.track_tokens(&batch(rows), shape, &state(counts), stream)
+        self.cpu.track_tokens(&batch(rows), shape, &state(counts), &stream.cpu)
     }
 
     fn embed(
@@ -204,17 +221,17 @@ impl Backend for Saboteur {
         out: &Buffer,
         stream: &Stream,
     ) -> Done {
-        self.cpu.embed(table, &batch(tokens), shape, out, stream)
+        self.cpu.embed(table, &batch(tokens), shape, out, &stream.cpu)
     }
 
     fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &Stream) -> Done {
         let RmsNorm { x, weight, out, num_rows, len, eps } = args;
-        self.cpu.rms_norm(RmsNorm { x, weight, out, num_rows, len, eps }, stream)
+        self.cpu.rms_norm(RmsNorm { x, weight, out, num_rows, len, eps }, &stream.cpu)
     }
 
     fn matmul(&self, args: Matmul<'_, Self>, stream: &Stream) -> Done {
         let Matmul { x, weight, bias, out, num_rows, accumulate } = args;
-        self.cpu.matmul(Matmul { x, weight, bias, out, num_rows, accumulate }, stream)
+        self.cpu.matmul(Matmul { x, weight, bias, out, num_rows, accumulate }, &stream.cpu)
     }
 
     fn rope_and_cache(&self, args: RopeAndCache<'_, Self>, stream: &Stream) -> Done {
@@ -230,7 +247,7 @@ impl Backend for Saboteur {
             batch: &batch(args.batch),
             step: args.step,
         };
-        self.cpu.rope_and_cache(args, stream)
+        self.cpu.rope_and_cache(args, &stream.cpu)
     }
 
     fn attention(&self, args: Attention<'_, Self>, stream: &Stream) -> Done {
@@ -244,11 +261,11 @@ impl Backend for Saboteur {
             batch: &batch(args.batch),
             step: args.step,
         };
-        self.cpu.attention(args, stream)
+        self.cpu.attention(args, &stream.cpu)
     }
 
     fn silu_and_mul(&self, x: &Buffer, out: &Buffer, rows: usize, len: usize, on: &Stream) -> Done {
-        self.cpu.silu_and_mul(x, out, rows, len, on)
+        self.cpu.silu_and_mul(x, out, rows, len, &on.cpu)
     }
 
     fn gather_sampled(
@@ -260,7 +277,7 @@ impl Backend for Saboteur {
         out: &Buffer,
         stream: &Stream,
     ) -> Done {
-        self.cpu.gather_sampled(x, &batch(rows), shape, len, out, stream)
+        self.cpu.gather_sampled(x, &batch(rows), shape, len, out, &stream.cpu)
     }
 
     fn sample(&self, args: Sample<'_, Self>, stream: &Stream) -> Done {
@@ -269,9 +286,10 @@ impl Backend for Saboteur {
             state: &state(args.state),
             batch: &batch(args.batch),
             step: args.step,
+            late: args.late,
             outputs: args.outputs,
             max_rows: args.max_rows,
         };
-        self.cpu.sample(args, stream)
+        self.cpu.sample(args, &stream.cpu)
     }
 }

@@ -151,6 +151,7 @@ impl SequenceTemplate {
             min_tokens: self.text.min_tokens,
             stop_token_ids: self.text.stop_token_ids.clone(),
             sampling: SamplingParams { seed, ..self.sampling.clone() },
+            grammar: None,
         };
         SequenceSpec { request, text: self.text.clone() }
     }
