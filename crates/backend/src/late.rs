@@ -1,8 +1,8 @@
 //! What sampling needs to know of the token before, word by word.
 //!
-//! A step's other inputs are staged while the step before still computes. Some rows need more: which
-//! tokens a grammar allows next depends on the token that is being computed. The host works that out
-//! while the device runs the forward pass, and ships it in a copy of its own:
+//! A step's other inputs are staged while the step before still computes. Some rows need more:
+//! which tokens a grammar allows next depends on the token that is being computed. The host works
+//! that out while the device runs the forward pass, and ships it in a copy of its own:
 //!
 //! ```text
 //! h2d       inputs N+1 ●                                late N+1 ●
