@@ -25,7 +25,7 @@ fn constrained(i: u32, grammar: SharedGrammar) -> RequestSpec {
 fn outputs_are_what_their_grammars_allow() {
     for overlap in [true, false] {
         let engine = start(config(overlap));
-        let grammar = |i: u32| Odd::new(i, (i % 2 == 0).then_some((END, i as usize)));
+        let grammar = |i: u32| Odd::new(i, i.is_multiple_of(2).then_some((END, i as usize)));
         let submit = |i| engine.submit(constrained(i, SharedGrammar(Arc::new(grammar(i)))));
         let clients: Vec<_> = (0..24).map(submit).collect();
         for (i, client) in (0..).zip(clients) {
@@ -116,7 +116,7 @@ fn a_grammar_that_fails_fails_its_request_alone() {
 
 /// Every third request is under a grammar, with an end or without.
 fn mixed(i: u32) -> RequestSpec {
-    let end = (i % 2 == 0).then_some((END, (i % 9) as usize));
+    let end = i.is_multiple_of(2).then_some((END, (i % 9) as usize));
     let grammar = match i % 6 {
         0 => Some(Odd::grammar(i, end)),
         3 => Some(SharedGrammar(Arc::new(After(i as usize % 10, Odd::new(i, end))))),
