@@ -1,16 +1,18 @@
 //! Speed of the CPU backend's matrix products on the shapes of SmolLM2-135M.
 //!
 //! ```text
-//! cargo run --release -p inflight-backend --example matmul_bench [THREADS [DTYPE [ROWSxCOLS]]]
+//! cargo run --release -p inflight-backend --example matmul_bench [THREADS [DTYPE [ROWSxCOLS [LEVEL]]]]
 //! ```
 //!
 //! Every product takes another copy of the weights, until they no longer fit the caches, as in a
-//! model. Prints medians: time, bytes of weights and operations a second.
+//! model. Prints medians: time, bytes of weights and operations a second. LEVEL: instructions to use,
+//! `plain`, `avx2`, `avx512` or `amx`, by default the best that there are.
 
 use std::{env, process::ExitCode, time::Instant};
 
 use inflight_backend::{
-    Backend, BackendError, CpuBackend, CpuConfig, Dtype, HostTensor, TensorData, ops::Matmul,
+    Backend, BackendError, CpuBackend, CpuConfig, Dtype, HostTensor, SimdLevel, TensorData,
+    ops::Matmul,
 };
 
 const DTYPES: [Dtype; 4] = [Dtype::Q4_1, Dtype::Q8_0, Dtype::BF16, Dtype::F32];
@@ -46,8 +48,12 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Some(text) => vec![shape(text).ok_or_else(|| format!("no shape ROWSxCOLS: {text}"))?],
         None => SHAPES.to_vec(),
     };
+    let simd = match arguments.get(3) {
+        Some(name) => level(name).ok_or_else(|| format!("no level {name}"))?,
+        None => SimdLevel::detect(),
+    };
     for num_threads in threads.map_or(vec![1, 2], |threads| vec![threads]) {
-        let config = CpuConfig { num_threads, ..CpuConfig::detect() };
+        let config = CpuConfig { num_threads, simd, ..CpuConfig::detect() };
         let backend = CpuBackend::new(config).map_err(|error| error.to_string())?;
         println!("{}", backend.description());
         for dtype in &dtypes {
@@ -63,6 +69,10 @@ fn dtype(name: &str) -> Option<Dtype> {
     use Dtype::{BF16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     let all = [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K];
     all.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name))
+}
+
+fn level(name: &str) -> Option<SimdLevel> {
+    SimdLevel::ALL.into_iter().find(|level| format!("{level:?}").eq_ignore_ascii_case(name))
 }
 
 fn shape(text: &str) -> Option<(usize, usize)> {

@@ -9,11 +9,13 @@ pub enum SimdLevel {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// AMX's tiles of bytes and of bf16, and AVX-512 with VNNI and bf16.
+    Amx,
 }
 
 impl SimdLevel {
     /// All levels, lowest first.
-    pub const ALL: [Self; 3] = [Self::Plain, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The highest level that this processor has.
     pub fn detect() -> Self {
@@ -39,6 +41,7 @@ impl SimdLevel {
             Self::Plain => true,
             Self::Avx2 => avx2(),
             Self::Avx512 => avx2() && avx512(),
+            Self::Amx => avx2() && avx512() && *AMX,
         }
     }
 
@@ -52,6 +55,44 @@ impl SimdLevel {
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|level| level.is_available())
     }
+}
+
+/// Whether the processor has AMX and the system lets this process use it.
+#[cfg(target_arch = "x86_64")]
+static AMX: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
+    is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx512bf16")
+        && has_amx_instructions()
+        && may_use_tiles()
+});
+
+/// Tiles, and their products of bf16 and of bytes.
+///
+/// # Source
+/// Intel's manual: bits 22, 24 and 25 of EDX of CPUID leaf 7.
+#[cfg(target_arch = "x86_64")]
+fn has_amx_instructions() -> bool {
+    const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    let is_leaf_there = std::arch::x86_64::__cpuid(0).eax >= 7;
+    let features = || std::arch::x86_64::__cpuid_count(7, 0).edx;
+    is_leaf_there && features() & BF16_TILE_INT8 == BF16_TILE_INT8
+}
+
+/// Asks Linux for the right to use tiles, which threads made later inherit.
+///
+/// # Source
+/// Linux, `Documentation/arch/x86/xstate.rst`.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn may_use_tiles() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+    // SAFETY: the call takes two numbers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn may_use_tiles() -> bool {
+    false
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! rows        block 0 | block 1 | ...       as equal as can be, each at most a kernel's rows
 //! plain       [cols][n] f32                 n rows of a block
 //! bf16        [cols / 2][n] words           two neighbouring columns of one row
+//!   for tiles [cols / 32][n][16] words      the same, zeros after the last column
 //! quantised   per group   scales[n] f32 | scaled sums[n] f32 | [group_len / 4][n] words
 //!             word        four neighbouring columns of one row, signed bytes
 //! ```
@@ -13,9 +14,9 @@
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-use super::avx512_bf16;
 use super::quantise;
+#[cfg(target_arch = "x86_64")]
+use super::{amx, avx512_bf16};
 use crate::cpu::{
     pool::{SharedMut, ThreadPool},
     simd::SimdLevel,
@@ -59,19 +60,30 @@ pub(super) enum Form {
     Groups16,
     /// Quantised in groups of 32 columns.
     Groups32,
+    /// As `Bf16Pairs`, for tiles.
+    Bf16Tiles,
 }
 
 impl Form {
-    pub(super) const ALL: [Self; 4] =
-        [Self::Plain, Self::Bf16Pairs, Self::Groups16, Self::Groups32];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Plain, Self::Bf16Pairs, Self::Groups16, Self::Groups32, Self::Bf16Tiles];
 
-    /// Groups, pairs of columns, or columns, of a row of `cols`.
+    /// Groups, pairs of columns, columns, or tiles of 32 columns, of a row of `cols`.
     pub(super) fn num_steps(self, cols: usize) -> usize {
         match self {
             Self::Plain => cols,
             Self::Bf16Pairs => cols.div_ceil(2),
+            Self::Bf16Tiles => cols.div_ceil(32),
             Self::Groups16 => cols / 16,
             Self::Groups32 => cols / 32,
+        }
+    }
+
+    /// Most panels of weights that kernels for this form take at once.
+    pub(super) fn panels_at_once(self) -> usize {
+        match self {
+            Self::Plain | Self::Bf16Pairs | Self::Groups16 | Self::Groups32 => 1,
+            Self::Bf16Tiles => 2,
         }
     }
 
@@ -79,6 +91,7 @@ impl Form {
     pub(super) fn row_words(self, cols: usize) -> usize {
         let step_words = match self {
             Self::Plain | Self::Bf16Pairs => 1,
+            Self::Bf16Tiles => 16,
             Self::Groups16 => 2 + 16 / 4,
             Self::Groups32 => 2 + 32 / 4,
         };
@@ -123,18 +136,7 @@ impl Activations {
                 // SAFETY: blocks have rows, hence words, of their own, and halves of the columns
                 // have steps of their own, which follow each other.
                 let out = unsafe { words.slice(start..start + len) };
-                let part = Part { x, cols, rows, columns };
-                match form {
-                    Form::Plain => part.interleave(out),
-                    // SAFETY: only a set of kernels that need it, on a processor that has the
-                    // instructions, asks for this form.
-                    #[cfg(target_arch = "x86_64")]
-                    Form::Bf16Pairs => unsafe { avx512_bf16::round(&part, out) },
-                    #[cfg(not(target_arch = "x86_64"))]
-                    Form::Bf16Pairs => unreachable!("no kernel of this architecture wants it"),
-                    Form::Groups16 => quantise::part::<16>(level, &part, out),
-                    Form::Groups32 => quantise::part::<32>(level, &part, out),
-                }
+                Part { x, cols, rows, columns }.write(level, form, out);
             }
         });
     }
@@ -175,6 +177,26 @@ impl<'a> Part<'a> {
     pub(super) fn row(&self, row: usize) -> &'a [f32] {
         let start = (self.rows.start + row) * self.cols;
         &self.x[start + self.columns.start..start + self.columns.end]
+    }
+
+    /// Brings the part into `form`, as kernels of `level` want it.
+    fn write(&self, level: SimdLevel, form: Form, out: &mut [u32]) {
+        match form {
+            Form::Plain => self.interleave(out),
+            // SAFETY: only a set of kernels that need it, on a processor that has the
+            // instructions, asks for this form.
+            #[cfg(target_arch = "x86_64")]
+            Form::Bf16Pairs => unsafe { avx512_bf16::round(self, out) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Form::Bf16Tiles => unsafe { amx::round(self, out) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Form::Bf16Pairs | Form::Bf16Tiles => {
+                unreachable!("no kernel of this architecture wants it")
+            }
+            Form::Groups16 => quantise::part::<16>(level, self, out),
+            Form::Groups32 => quantise::part::<32>(level, self, out),
+        }
     }
 
     /// `[rows, columns]` to `[columns, rows]`.

@@ -230,25 +230,36 @@ unsafe fn add_column<const ROWS: usize>(sums: &mut [__m512; ROWS], column: __m51
 /// Writes a tile's results.
 #[target_feature(enable = "avx512f")]
 pub(super) fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [__m512; ROWS]) {
-    let out = &tile.out;
-    let mask = (0xffff_u32 >> (PANEL_ROWS - out.num_lanes)) as __mmask16;
     // By index, so that the sums stay in registers.
     #[allow(clippy::needless_range_loop)]
     for row in 0..ROWS {
-        // SAFETY: the kernel's caller keeps everybody else off the tile; the mask keeps loads and
-        // stores to the lanes that there are.
-        unsafe {
-            let lanes = out.lanes(row).as_mut_ptr();
-            let mut base = _mm512_setzero_ps();
-            if out.accumulate {
-                base = _mm512_maskz_loadu_ps(mask, lanes);
-            }
-            if let Some(bias) = out.bias {
-                assert!(bias.len() >= out.num_lanes);
-                base = _mm512_add_ps(base, _mm512_maskz_loadu_ps(mask, bias.as_ptr()));
-            }
-            _mm512_mask_storeu_ps(lanes, mask, _mm512_add_ps(base, sums[row]));
+        // SAFETY: the kernel's caller keeps everybody else off the tile.
+        unsafe { write_row(tile, row, 0, sums[row]) };
+    }
+}
+
+/// Writes the results of row `row` and panel `panel` of a tile.
+///
+/// # Safety
+/// Nobody else uses the row's lanes meanwhile.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn write_row(tile: &Tile<'_>, row: usize, panel: usize, sums: __m512) {
+    let (out, first) = (&tile.out, panel * PANEL_ROWS);
+    let num_lanes = PANEL_ROWS.min(out.num_lanes - first);
+    let mask = (0xffff_u32 >> (PANEL_ROWS - num_lanes)) as __mmask16;
+    // SAFETY: the caller's promise; the mask keeps loads and stores to the lanes that there are.
+    unsafe {
+        let lanes = out.lanes(row)[first..].as_mut_ptr();
+        let mut base = _mm512_setzero_ps();
+        if out.accumulate {
+            base = _mm512_maskz_loadu_ps(mask, lanes);
         }
+        if let Some(bias) = out.bias {
+            let bias = &bias[first..first + num_lanes];
+            base = _mm512_add_ps(base, _mm512_maskz_loadu_ps(mask, bias.as_ptr()));
+        }
+        _mm512_mask_storeu_ps(lanes, mask, _mm512_add_ps(base, sums));
     }
 }
 

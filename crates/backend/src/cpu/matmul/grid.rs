@@ -21,6 +21,8 @@ pub(super) struct SegmentRun<'a> {
     pub(super) segment: &'a Segment,
     /// Number `n - 1` takes blocks of `n` rows.
     pub(super) kernels: &'static [TileKernel],
+    /// Most panels that they take at once.
+    pub(super) panels_at_once: usize,
     /// See [`Tile::num_steps`].
     pub(super) num_steps: usize,
     /// Words of a row of activations.
@@ -69,7 +71,7 @@ impl SegmentRun<'_> {
     fn estimate_ns(&self) -> usize {
         const WEIGHT_BYTES_PER_NS: usize = 20;
         const ACTIVATION_BYTES_PER_NS: usize = 16;
-        let panel_bytes = self.segment.panel(0).len();
+        let panel_bytes = self.segment.panel_bytes();
         let x_bytes = self.blocks.num_rows() * self.row_words * 4;
         let panel_ns = (panel_bytes / WEIGHT_BYTES_PER_NS).max(x_bytes / ACTIVATION_BYTES_PER_NS);
         panel_ns * self.segment.num_panels()
@@ -86,23 +88,24 @@ impl SegmentRun<'_> {
         let blocks = self.blocks.num_blocks();
         let blocks = cut(blocks, task % grid.num_block_chunks, grid.num_block_chunks);
         let block_bytes = self.blocks.rows(0).len() * self.row_words * 4;
-        let panel_bytes = self.segment.panel(0).len();
+        let panel_bytes = self.segment.panel_bytes();
         for blocks in batches(blocks, CACHED_ACTIVATIONS_BYTES / block_bytes) {
             for panels in batches(panels.clone(), CACHED_WEIGHTS_BYTES / panel_bytes) {
                 for block in blocks.clone() {
-                    panels.clone().for_each(|panel| self.tile(panel, block));
+                    let tiles = batches(panels.clone(), self.panels_at_once);
+                    tiles.for_each(|panels| self.tile(panels, block));
                 }
             }
         }
     }
 
-    fn tile(&self, panel: usize, block: usize) {
-        let lane_start = panel * PANEL_ROWS;
-        let num_lanes = PANEL_ROWS.min(self.segment.num_rows - lane_start);
+    fn tile(&self, panels: Range<usize>, block: usize) {
+        let lane_start = panels.start * PANEL_ROWS;
+        let num_lanes = (panels.len() * PANEL_ROWS).min(self.segment.num_rows - lane_start);
         let column = self.segment.first_row + lane_start;
         let rows = self.blocks.rows(block);
         let tile = Tile {
-            weights: self.segment.panel(panel),
+            weights: self.segment.panels(panels),
             x: &self.x[rows.start * self.row_words..rows.end * self.row_words],
             num_steps: self.num_steps,
             out: OutTile {

@@ -2,14 +2,14 @@
 //!
 //! [`format`]: how panels of 16 weight rows are stored. [`packed`]: matrices as panels, in
 //! [`memory`]. [`activations`]: rows of activations in blocks, [`quantise`]d. [`tile`]: what a
-//! kernel does. [`plain`], [`avx2`], [`avx512`], [`avx512_bf16`]: the kernels. [`kernels`]: which
-//! of them runs. [`grid`]: who computes which tiles.
+//! kernel does. [`plain`], [`avx2`], [`avx512`], [`avx512_bf16`], [`amx`]: the kernels. [`kernels`]:
+//! which of them runs. [`grid`]: who computes which tiles.
 //!
 //! ```text
 //!                 panel 0   panel 1   ...        threads share the panels, and the blocks if there
 //!               +---------+---------+---         are too few, never the columns; a thread takes a
 //!  block 0      |  tile   |  tile   |            few panels through all its blocks while they are
-//!  (<= 12 rows) |         |         |            in the caches, so that weights come from memory
+//!  (few rows)   |         |         |            in the caches, so that weights come from memory
 //!  block 1      |  tile   |                      once
 //! ```
 //!
@@ -17,6 +17,8 @@
 //! of threads and of blocks. So a row's results are the same bits in every batch.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -62,10 +64,8 @@ pub(crate) struct MatmulArgs<'a> {
 /// Memory that matmuls use for their activations, and the instructions they use.
 pub(crate) struct MatmulScratch {
     kernels: KernelSet,
-    plain: Activations,
-    bf16_pairs: Activations,
-    groups_of_16: Activations,
-    groups_of_32: Activations,
+    /// In the order of [`Form::ALL`].
+    activations: [Activations; Form::ALL.len()],
 }
 
 impl MatmulScratch {
@@ -78,32 +78,24 @@ impl MatmulScratch {
     }
 
     fn with_kernels(kernels: KernelSet) -> Self {
-        let [plain, bf16_pairs, groups_of_16, groups_of_32] =
-            std::array::from_fn(|_| Activations::new(kernels.level()));
-        Self { kernels, plain, bf16_pairs, groups_of_16, groups_of_32 }
+        let activations = std::array::from_fn(|_| Activations::new(kernels.level()));
+        Self { kernels, activations }
     }
 
     /// Brings `x` into `form`, unless it has that form already.
     fn prepare(&mut self, pool: &ThreadPool, x: &[f32], num_rows: usize, form: Form) {
-        let blocks = self.blocks(num_rows, form);
-        match form {
-            Form::Plain if num_rows == 1 => {}
-            Form::Plain => self.plain.prepare(pool, x, blocks, form),
-            Form::Bf16Pairs => self.bf16_pairs.prepare(pool, x, blocks, form),
-            Form::Groups16 => self.groups_of_16.prepare(pool, x, blocks, form),
-            Form::Groups32 => self.groups_of_32.prepare(pool, x, blocks, form),
+        if form != Form::Plain || num_rows > 1 {
+            let blocks = self.blocks(num_rows, form);
+            self.activations[form as usize].prepare(pool, x, blocks, form);
         }
     }
 
     /// What `prepare` made.
     fn words<'a>(&'a self, x: &'a [f32], num_rows: usize, form: Form) -> &'a [u32] {
-        match form {
-            Form::Plain if num_rows == 1 => bits(x),
-            Form::Plain => self.plain.words(),
-            Form::Bf16Pairs => self.bf16_pairs.words(),
-            Form::Groups16 => self.groups_of_16.words(),
-            Form::Groups32 => self.groups_of_32.words(),
+        if form == Form::Plain && num_rows == 1 {
+            return bits(x);
         }
+        self.activations[form as usize].words()
     }
 
     fn blocks(&self, num_rows: usize, form: Form) -> RowBlocks {
@@ -137,7 +129,8 @@ pub(crate) fn matmul(pool: &ThreadPool, args: MatmulArgs<'_>, scratch: &mut Matm
             let form = scratch.kernels.form(segment.dtype);
             SegmentRun {
                 segment,
-                kernels: scratch.kernels.kernels(segment.dtype),
+                kernels: scratch.kernels.kernels(segment.dtype, form),
+                panels_at_once: form.panels_at_once(),
                 num_steps: form.num_steps(weight.cols()),
                 row_words: form.row_words(weight.cols()),
                 x: scratch.words(x, num_rows, form),
@@ -155,7 +148,8 @@ pub(crate) fn matmul(pool: &ThreadPool, args: MatmulArgs<'_>, scratch: &mut Matm
         for run in runs() {
             let grid = grid(&run);
             if task < grid.num_tasks() {
-                return run.task(&grid, task);
+                run.task(&grid, task);
+                return scratch.kernels.end_task();
             }
             task -= grid.num_tasks();
         }

@@ -1,5 +1,7 @@
 //! Weight matrices, repacked into panels when they are loaded.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use super::{
@@ -88,11 +90,15 @@ impl Segment {
         self.num_rows.div_ceil(PANEL_ROWS)
     }
 
-    /// The bytes of the segment's panel `panel`.
-    pub(super) fn panel(&self, panel: usize) -> &[u8] {
-        let bytes = self.memory.bytes();
-        let panel_bytes = bytes.len() / self.num_panels();
-        &bytes[panel * panel_bytes..(panel + 1) * panel_bytes]
+    /// Bytes of a panel.
+    pub(super) fn panel_bytes(&self) -> usize {
+        self.memory.bytes().len() / self.num_panels()
+    }
+
+    /// The bytes of neighbouring panels.
+    pub(super) fn panels(&self, panels: Range<usize>) -> &[u8] {
+        let len = self.panel_bytes();
+        &self.memory.bytes()[panels.start * len..panels.end * len]
     }
 }
 

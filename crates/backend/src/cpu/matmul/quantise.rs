@@ -14,7 +14,7 @@ pub(super) fn part<const LEN: usize>(level: SimdLevel, part: &Part<'_>, out: &mu
     match level {
         // SAFETY: whoever chose the level made sure that the processor has it.
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 => unsafe { part_avx512::<LEN>(part, out) },
+        SimdLevel::Amx | SimdLevel::Avx512 => unsafe { part_avx512::<LEN>(part, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx2 => unsafe { part_avx2::<LEN>(part, out) },

@@ -97,7 +97,7 @@ fn product(kernels: KernelSet, x: &[f32], weight: &PackedMatrix, num_rows: usize
 fn seen_by(kernels: KernelSet, dtype: Dtype, x: &[f32]) -> Vec<f32> {
     let round = |x: &f32| bf16::from_f32(*x).to_f32();
     match kernels.form(dtype) {
-        Form::Bf16Pairs => x.iter().map(round).collect(),
+        Form::Bf16Pairs | Form::Bf16Tiles => x.iter().map(round).collect(),
         _ => x.to_vec(),
     }
 }

@@ -1,4 +1,4 @@
-//! What a kernel computes: one panel of weights times a few rows of activations.
+//! What a kernel computes: a panel of weights, or two, times a few rows of activations.
 
 use super::format::PANEL_ROWS;
 use crate::cpu::pool::SharedMut;
@@ -7,9 +7,10 @@ use crate::cpu::pool::SharedMut;
 #[cfg(target_arch = "x86_64")]
 const PREFETCH_BYTES: usize = 8192;
 
-/// Operands of a kernel: 16 outputs for each of a few rows of activations.
+/// Operands of a kernel: 16 outputs of each panel for each of a few rows of activations.
 pub(super) struct Tile<'a> {
-    /// One panel: see [`super::format`] for groups; `[cols, 16]` for plain numbers.
+    /// One panel, or as many as the kernel takes: see [`super::format`] for groups; `[cols, 16]`
+    /// for plain numbers.
     pub(super) weights: &'a [u8],
     /// One block of rows: see [`super::activations`].
     pub(super) x: &'a [u32],
@@ -26,7 +27,7 @@ pub(super) struct OutTile<'a> {
     pub(super) first: usize,
     /// Elements from a row to the next.
     pub(super) stride: usize,
-    /// 16 but for the last panel.
+    /// 16 a panel, but for the last panel.
     pub(super) num_lanes: usize,
     /// `[num_lanes]`.
     pub(super) bias: Option<&'a [f32]>,

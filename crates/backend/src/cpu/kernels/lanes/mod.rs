@@ -123,7 +123,7 @@ pub(crate) fn dispatch<K: Kernel>(level: SimdLevel, kernel: K) -> K::Output {
             // SAFETY: just checked.
             unsafe { avx2::run(kernel) }
         }
-        SimdLevel::Avx512 => {
+        SimdLevel::Amx | SimdLevel::Avx512 => {
             assert!(level.is_available(), "this processor has no AVX-512");
             // SAFETY: just checked.
             unsafe { avx512::run(kernel) }
