@@ -1,12 +1,13 @@
 //! Speed of the CPU backend's matrix products on the shapes of SmolLM2-135M.
 //!
 //! ```text
-//! cargo run --release -p inflight-backend --example matmul_bench [THREADS [DTYPE [ROWSxCOLS [LEVEL]]]]
+//! cargo run --release -p inflight-backend --example matmul_bench \
+//!     [THREADS [DTYPE [ROWSxCOLS [LEVEL]]]]
 //! ```
 //!
 //! Every product takes another copy of the weights, until they no longer fit the caches, as in a
-//! model. Prints medians: time, bytes of weights and operations a second. LEVEL: instructions to use,
-//! `plain`, `avx2`, `avx512` or `amx`, by default the best that there are.
+//! model. Prints medians: time, bytes of weights and operations a second. LEVEL: instructions to
+//! use, `plain`, `avx2`, `avx512` or `amx`, by default the best that there are.
 
 use std::{env, process::ExitCode, time::Instant};
 

@@ -1,20 +1,21 @@
 //! Kernels for weights in bf16 and AMX, whose tiles multiply 16 rows of activations with a panel.
 //!
 //! ```text
-//!                        tile 6         tile 7           weights: 16 vectors, 32 columns of a panel
+//!                        tile 6         tile 7           weights: 16 vectors, 32 columns
 //!                        panel 0        panel 1
 //! tile 4   rows 0..16    sums, tile 0   sums, tile 2     [rows][16 lanes]
 //! tile 5   rows 16..32   sums, tile 1   sums, tile 3
 //! x: [rows][16 words]
 //! ```
 //!
-//! A panel's vectors, 16 rows times a pair of neighbouring columns, are what AMX wants of its second
-//! operand. The instructions are written by hand, since Rust has no stable names for them; nothing
-//! else in this process touches tiles, so they keep their contents from one piece of assembly to
-//! the next.
+//! A panel's vectors, 16 rows times a pair of neighbouring columns, are what AMX wants of its
+//! second operand. The instructions are written by hand, since Rust has no stable names for them;
+//! nothing else in this process touches tiles, so they keep their contents from one piece of
+//! assembly to the next.
 //!
-//! Quantised weights do without tiles: their products would be exact and cheap, but every 32 columns
-//! must leave the tiles to be scaled, which costs more than the dot products of AVX-512 do.
+//! Quantised weights do without tiles: their products would be exact and cheap, but every 32
+//! columns must leave the tiles to be scaled. Measured on a Xeon of family 6, model 207, that made
+//! tiles of bytes 0.6 times as fast as the dot products of AVX-512.
 //!
 //! # Source
 //! Intel's manual, volume 1 chapter 18 and volume 2.

@@ -2,8 +2,8 @@
 //!
 //! [`format`]: how panels of 16 weight rows are stored. [`packed`]: matrices as panels, in
 //! [`memory`]. [`activations`]: rows of activations in blocks, [`quantise`]d. [`tile`]: what a
-//! kernel does. [`plain`], [`avx2`], [`avx512`], [`avx512_bf16`], [`amx`]: the kernels. [`kernels`]:
-//! which of them runs. [`grid`]: who computes which tiles.
+//! kernel does. [`plain`], [`avx2`], [`avx512`], [`avx512_bf16`], [`amx`]: the kernels.
+//! [`kernels`]: which of them runs. [`grid`]: who computes which tiles.
 //!
 //! ```text
 //!                 panel 0   panel 1   ...        threads share the panels, and the blocks if there
