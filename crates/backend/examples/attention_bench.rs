@@ -106,8 +106,8 @@ impl<B: Backend> Bench<B> {
     fn report(&mut self, name: &str, case: Case) -> Fallible<()> {
         let heads = self.attention;
         let num_tokens = case.num_rows * case.context;
-        let kv_len = heads.num_kv_heads * heads.head_dim * self.backend.kv_dtype().block_bytes();
-        let kv_bytes = 2 * num_tokens * kv_len;
+        let block_bytes = self.backend.kv_layout(heads).block_bytes();
+        let kv_bytes = 2 * num_tokens.div_ceil(BLOCK_SIZE) * block_bytes;
         let layers = self.layers(case, COLD_BYTES.div_ceil(kv_bytes).max(2))?;
         let time = self.measure(case, &layers)?;
         let pairs = case.num_rows * case.new * (2 * case.context - case.new + 1) / 2;
@@ -126,11 +126,11 @@ impl<B: Backend> Bench<B> {
     fn layers(&mut self, case: Case, num_layers: usize) -> Fallible<Vec<KvLayer<B>>> {
         let heads = self.attention;
         let num_blocks = case.num_rows * case.context.div_ceil(BLOCK_SIZE);
-        let len = num_blocks * heads.num_kv_heads * BLOCK_SIZE * heads.head_dim;
+        let bytes = num_blocks * self.backend.kv_layout(heads).block_bytes();
         let mut layers = Vec::new();
         for _ in 0..num_layers {
-            let keys = self.backend.alloc_kv("keys", len)?;
-            layers.push(KvLayer { keys, values: self.backend.alloc_kv("values", len)? });
+            let keys = self.backend.alloc_kv("keys", bytes)?;
+            layers.push(KvLayer { keys, values: self.backend.alloc_kv("values", bytes)? });
         }
         for row in 0..case.num_rows {
             for start in (0..case.context).step_by(MAX_TOKENS) {

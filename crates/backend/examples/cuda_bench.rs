@@ -5,7 +5,7 @@ use std::{error::Error, time::Duration};
 
 use inflight_backend::{
     AttentionShape, Backend, BackendError, CudaBackend, CudaConfig, DeviceBatch, Dtype, HostTensor,
-    KvLayer, RowState, SamplingRow, StepCapacity, StepInputs, StepShape, TensorData,
+    KvDtype, KvLayer, RowState, SamplingRow, StepCapacity, StepInputs, StepShape, TensorData,
     cuda::usual_library_folders,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
@@ -36,6 +36,7 @@ fn main() -> Result<(), Failure> {
         cache: arguments.first().map(Into::into),
         graphs: true,
         blocking_waits: false,
+        kv_dtype: KvDtype::Bf16,
     })?;
     println!("{}", backend.description());
     let rows = arguments.iter().skip(1).map(|rows| rows.parse()).collect::<Result<Vec<_>, _>>()?;
@@ -79,13 +80,12 @@ struct Timing {
 
 impl<'a> Bench<'a> {
     fn new(backend: &'a CudaBackend, max_rows: usize) -> Result<Self, Failure> {
-        let kv_len = max_rows.min(MAX_DECODE_ROWS)
-            * (CONTEXTS[2] + 16)
-            * SHAPE.num_kv_heads
-            * SHAPE.head_dim;
+        let num_tokens = max_rows.min(MAX_DECODE_ROWS) * (CONTEXTS[2] + 16);
+        let block_bytes = backend.kv_layout(SHAPE).block_bytes();
+        let kv_bytes = num_tokens.div_ceil(SHAPE.block_size) * block_bytes;
         let layer = |i: u64| {
             let matrix = |rows, cols, j| backend.load_matrix(&[random(rows, cols, 10 * i + j)]);
-            let kv = |label| backend.alloc_kv(label, kv_len);
+            let kv = |label| backend.alloc_kv(label, kv_bytes);
             Ok::<_, Failure>(Layer {
                 qkv: matrix(SHAPE.qkv_len(), HIDDEN, 0)?,
                 out: matrix(HIDDEN, SHAPE.q_len(), 1)?,

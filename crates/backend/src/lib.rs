@@ -13,7 +13,9 @@
 pub mod cpu;
 pub mod cuda;
 mod dtype;
+mod e4m3;
 mod error;
+mod kv_layout;
 pub mod late;
 mod mapped_file;
 pub mod ops;
@@ -29,6 +31,7 @@ pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
 pub use cuda::{CudaBackend, CudaConfig};
 pub use dtype::Dtype;
 pub use error::BackendError;
+pub use kv_layout::{KvDtype, KvLayout};
 pub use late::LateWriter;
 pub use mapped_file::MappedFile;
 pub use ops::{AttentionShape, Backend, DeviceBatch, Graph, KvLayer};

@@ -6,7 +6,7 @@
 
 use std::{any::Any, time::Duration};
 
-use crate::{BackendError, Dtype, HostTensor, StepCapacity, StepShape};
+use crate::{BackendError, Dtype, HostTensor, KvDtype, KvLayout, StepCapacity, StepShape};
 
 /// A device that runs operators in order on streams.
 ///
@@ -32,7 +32,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn description(&self) -> String;
 
     /// Element type of the KV cache.
-    fn kv_dtype(&self) -> Dtype;
+    fn kv_dtype(&self) -> KvDtype;
+
+    /// How the KV cache of such a layer lies.
+    fn kv_layout(&self, attention: AttentionShape) -> KvLayout {
+        KvLayout::new(self.kv_dtype(), attention)
+    }
 
     /// Element type of [`Backend::alloc_activations`].
     fn activation_dtype(&self) -> Dtype {
@@ -58,8 +63,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Allocates `len` 32-bit words, zeroed.
     fn alloc_words(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError>;
 
-    /// Allocates `len` elements of [`Backend::kv_dtype`], zeroed.
-    fn alloc_kv(&self, label: &'static str, len: usize) -> Result<Self::Buffer, BackendError>;
+    /// Allocates `bytes` bytes for keys or values, zeroed; see [`KvLayout`].
+    fn alloc_kv(&self, label: &'static str, bytes: usize) -> Result<Self::Buffer, BackendError>;
 
     /// Allocates `len` 32-bit words of host memory, zeroed.
     fn alloc_host(&self, label: &'static str, len: usize)
@@ -306,10 +311,7 @@ pub struct SamplingState<B: Backend> {
     pub vocab_size: usize,
 }
 
-/// The KV cache of one layer.
-///
-/// # Shapes
-/// Both `[num_blocks, num_kv_heads, block_size, head_dim]`, of [`Backend::kv_dtype`].
+/// The KV cache of one layer, both as [`Backend::kv_layout`] has it.
 #[derive(Clone)]
 #[allow(missing_docs)]
 pub struct KvLayer<B: Backend> {

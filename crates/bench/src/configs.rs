@@ -55,8 +55,8 @@ impl BuiltInConfig {
 
 #[cfg(test)]
 mod tests {
-    use inflight_backend::Dtype;
-    use inflight_model::kv_bytes_per_token;
+    use inflight_backend::KvDtype;
+    use inflight_model::kv_bytes_per_block;
 
     use super::*;
 
@@ -73,7 +73,8 @@ mod tests {
     fn kv_bytes_are_those_of_the_models() {
         let check = |config: BuiltInConfig, expected| {
             let model = config.dummy(0).unwrap().config;
-            assert_eq!(kv_bytes_per_token(&model, Dtype::BF16), expected, "{}", config.name());
+            let bytes = kv_bytes_per_block(&model, KvDtype::Bf16, 16) / 16;
+            assert_eq!(bytes, expected, "{}", config.name());
         };
         check(BuiltInConfig::Llama31B8, 131_072);
         check(BuiltInConfig::Qwen3B8, 147_456);

@@ -4,7 +4,9 @@ use std::env;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use inflight_backend::{BackendError, CudaBackend, CudaConfig, cuda::usual_library_folders};
+use inflight_backend::{
+    BackendError, CudaBackend, CudaConfig, KvDtype, cuda::usual_library_folders,
+};
 
 use crate::args::DeviceChoice;
 use crate::models::cache_folder;
@@ -23,11 +25,12 @@ pub(crate) enum Chosen {
 pub(crate) struct GpuUse {
     pub(crate) graphs: bool,
     pub(crate) blocking_waits: bool,
+    pub(crate) kv_dtype: KvDtype,
 }
 
 impl Default for GpuUse {
     fn default() -> Self {
-        Self { graphs: true, blocking_waits: true }
+        Self { graphs: true, blocking_waits: true, kv_dtype: KvDtype::Bf16 }
     }
 }
 
@@ -63,6 +66,7 @@ fn open_gpu(ordinal: usize, gpu_use: GpuUse) -> Result<CudaBackend, BackendError
         cache: kernel_cache(),
         graphs: gpu_use.graphs,
         blocking_waits: gpu_use.blocking_waits,
+        kv_dtype: gpu_use.kv_dtype,
     })
 }
 

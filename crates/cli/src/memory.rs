@@ -1,7 +1,7 @@
 //! Whose memory is what: planned once the weights are loaded, shown as a table.
 
 use anyhow::{Result, ensure};
-use inflight_backend::{Backend, BackendError, CudaBackend, Dtype, cuda::MemoryPlan};
+use inflight_backend::{Backend, BackendError, CudaBackend, Dtype, KvDtype, cuda::MemoryPlan};
 use inflight_engine::EngineConfig;
 use inflight_model::ModelConfig;
 
@@ -26,7 +26,7 @@ pub(crate) type Fitted = (EngineConfig, MemoryTable);
 pub(crate) fn on_cpu(
     engine: EngineConfig,
     model: &ModelConfig,
-    kv_dtype: Dtype,
+    kv_dtype: KvDtype,
     (matrix_bytes, available): (usize, usize),
 ) -> Fitted {
     let steps = engine.working_bytes(model, Dtype::F32);
@@ -50,7 +50,7 @@ pub(crate) fn on_gpu(
 fn fit(
     resolved: &OnGpu,
     model: &ModelConfig,
-    (activations, kv_dtype): (Dtype, Dtype),
+    (activations, kv_dtype): (Dtype, KvDtype),
     plan: impl Fn(usize) -> Result<MemoryPlan, BackendError>,
 ) -> Result<Fitted> {
     let mut engine = resolved.engine.clone();
@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
     use crate::args::{Cli, Command};
-    use crate::resolve::{Workload, resolve_on_gpu};
+    use crate::resolve::{Workload, resolve_gpu_use, resolve_on_gpu};
 
     const GIB: usize = 1 << 30;
 
@@ -105,8 +105,9 @@ mod tests {
         };
         let model = BuiltInConfig::Llama31B8.dummy(0)?.config;
         let resolved = resolve_on_gpu(&args.engine, Workload::serving(8, true), &model)?;
+        let kv_dtype = resolve_gpu_use(&args.engine).kv_dtype;
         let memory = ((total - 15) * GIB, total * GIB);
-        fit(&resolved, &model, (Dtype::BF16, Dtype::BF16), |working| {
+        fit(&resolved, &model, (Dtype::BF16, kv_dtype), |working| {
             MemoryPlan::new(memory, resolved.gpu_memory_utilization, working)
         })
     }
@@ -121,6 +122,16 @@ mod tests {
         let used = memory.weights + memory.steps + memory.kv_cache;
         assert_eq!(used + memory.free, 140 * GIB);
         assert!(used <= 126 * GIB && used > 126 * GIB - (4 << 20), "90 %, to a block");
+    }
+
+    #[test]
+    fn numbers_of_eight_bits_hold_nearly_twice_as_much() {
+        let blocks = |flags: &str| fitted(flags, 140).unwrap().0.num_blocks as f64;
+        let expected = 256.0 / (128.0 + 4.0);
+        for flags in ["--kv-cache-dtype fp8", "--kv-cache-dtype int8"] {
+            let ratio = blocks(flags) / blocks("");
+            assert!((ratio / expected - 1.0).abs() < 1e-3, "{flags}: {ratio}");
+        }
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::fs;
 use std::num::NonZeroUsize;
 
 use anyhow::{Result, ensure};
-use inflight_backend::{CpuConfig, Dtype, SimdLevel, WeightPrecision};
+use inflight_backend::{CpuConfig, KvDtype, SimdLevel, WeightPrecision};
 use inflight_engine::EngineConfig;
-use inflight_model::{ModelConfig, kv_bytes_per_token};
+use inflight_model::{ModelConfig, kv_bytes_per_block};
 
-use crate::args::{DeviceWait, EngineArgs, KvDtype, WeightDtype};
+use crate::args::{DeviceWait, EngineArgs, KvChoice, WeightDtype};
 use crate::device::GpuUse;
 
 /// What is assumed where the system does not tell.
@@ -53,12 +53,13 @@ impl Workload {
 struct Usual {
     num_seqs: usize,
     num_batched_tokens: usize,
-    kv_dtype: Dtype,
+    kv_dtype: KvDtype,
 }
 
-const USUAL_ON_CPUS: Usual = Usual { num_seqs: 64, num_batched_tokens: 256, kv_dtype: Dtype::F16 };
+const USUAL_ON_CPUS: Usual =
+    Usual { num_seqs: 64, num_batched_tokens: 256, kv_dtype: KvDtype::F16 };
 const USUAL_ON_GPUS: Usual =
-    Usual { num_seqs: 256, num_batched_tokens: 8192, kv_dtype: Dtype::BF16 };
+    Usual { num_seqs: 256, num_batched_tokens: 8192, kv_dtype: KvDtype::Bf16 };
 
 /// Everything that is fixed when an engine starts on a CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +101,16 @@ pub(crate) fn resolve_gpu_use(args: &EngineArgs) -> GpuUse {
     GpuUse {
         graphs: !args.enforce_eager,
         blocking_waits: args.device_wait != Some(DeviceWait::Spin),
+        kv_dtype: kv_dtype_on_gpus(args),
+    }
+}
+
+/// What else was asked for is refused once it is known that a GPU computes.
+fn kv_dtype_on_gpus(args: &EngineArgs) -> KvDtype {
+    match args.kv_cache_dtype {
+        KvChoice::Fp8 => KvDtype::Fp8,
+        KvChoice::Int8 => KvDtype::Int8,
+        KvChoice::Auto | KvChoice::F32 | KvChoice::F16 | KvChoice::Bf16 => KvDtype::Bf16,
     }
 }
 
@@ -118,10 +129,12 @@ pub(crate) fn resolve_on_cpu(
         ensure!(!is_given, "{flag} is for GPUs, but the CPU computes (see --device)");
     }
     let kv_dtype = match args.kv_cache_dtype {
-        KvDtype::Auto => USUAL_ON_CPUS.kv_dtype,
-        KvDtype::F16 => Dtype::F16,
-        KvDtype::F32 => Dtype::F32,
-        KvDtype::Bf16 => Dtype::BF16,
+        KvChoice::Auto => USUAL_ON_CPUS.kv_dtype,
+        KvChoice::F16 => KvDtype::F16,
+        KvChoice::F32 => KvDtype::F32,
+        KvChoice::Bf16 => KvDtype::Bf16,
+        KvChoice::Fp8 => KvDtype::Fp8,
+        KvChoice::Int8 => KvDtype::Int8,
     };
     let weights = match args.dtype {
         WeightDtype::Auto => WeightPrecision::Native,
@@ -154,16 +167,17 @@ pub(crate) fn resolve_on_gpu(
         "--dtype f32 is for CPUs; GPUs compute with bf16 weights (see --device)"
     );
     ensure!(
-        matches!(args.kv_cache_dtype, KvDtype::Auto | KvDtype::Bf16),
-        "--kv-cache-dtype: on GPUs the KV cache is of bf16"
+        !matches!(args.kv_cache_dtype, KvChoice::F16 | KvChoice::F32),
+        "--kv-cache-dtype: on GPUs the KV cache is of bf16, fp8 or int8"
     );
+    let usual = Usual { kv_dtype: kv_dtype_on_gpus(args), ..USUAL_ON_GPUS };
     let gpu_memory_utilization = args.gpu_memory_utilization.unwrap_or(GPU_MEMORY_UTILIZATION);
     ensure!(
         gpu_memory_utilization > 0.0 && gpu_memory_utilization <= 1.0,
         "--gpu-memory-utilization is {gpu_memory_utilization}; it must be over 0 and at most 1"
     );
-    let (engine, is_kv_cache_fixed) = resolve_engine(args, workload, model, USUAL_ON_GPUS)?;
-    check_blocks(&engine, model, USUAL_ON_GPUS.kv_dtype)?;
+    let (engine, is_kv_cache_fixed) = resolve_engine(args, workload, model, usual)?;
+    check_blocks(&engine, model, usual.kv_dtype)?;
     let is_budget_fixed = args.max_num_batched_tokens.is_some();
     Ok(OnGpu { engine, gpu_memory_utilization, is_kv_cache_fixed, is_budget_fixed })
 }
@@ -227,7 +241,7 @@ fn resolve_gib(gib: f64) -> Result<usize> {
     Ok(bytes as usize)
 }
 
-fn check_blocks(engine: &EngineConfig, model: &ModelConfig, kv_dtype: Dtype) -> Result<()> {
+fn check_blocks(engine: &EngineConfig, model: &ModelConfig, kv_dtype: KvDtype) -> Result<()> {
     let (block_size, bytes) = (engine.block_size, bytes_per_block(engine, model, kv_dtype));
     ensure!(
         engine.num_blocks > 0,
@@ -243,9 +257,9 @@ fn check_blocks(engine: &EngineConfig, model: &ModelConfig, kv_dtype: Dtype) -> 
 pub(crate) fn bytes_per_block(
     engine: &EngineConfig,
     model: &ModelConfig,
-    kv_dtype: Dtype,
+    kv_dtype: KvDtype,
 ) -> usize {
-    kv_bytes_per_token(model, kv_dtype).saturating_mul(engine.block_size).max(1)
+    kv_bytes_per_block(model, kv_dtype, engine.block_size).max(1)
 }
 
 #[cfg(test)]
@@ -290,7 +304,7 @@ mod tests {
     fn defaults() {
         let OnCpu { cpu, engine } = resolved("").unwrap();
         assert_eq!(cpu.num_threads, 6);
-        assert_eq!((cpu.kv_dtype, cpu.weights), (Dtype::F16, WeightPrecision::Native));
+        assert_eq!((cpu.kv_dtype, cpu.weights), (KvDtype::F16, WeightPrecision::Native));
         let expected = EngineConfig {
             overlap: true,
             max_num_seqs: 64,
@@ -322,7 +336,7 @@ mod tests {
             --kv-cache-dtype f32 --dtype f32 --threads 2 --max-queue 0";
         let OnCpu { cpu, engine } = resolved(flags).unwrap();
         assert_eq!(cpu.num_threads, 2);
-        assert_eq!((cpu.kv_dtype, cpu.weights), (Dtype::F32, WeightPrecision::F32));
+        assert_eq!((cpu.kv_dtype, cpu.weights), (KvDtype::F32, WeightPrecision::F32));
         let expected = EngineConfig {
             overlap: false,
             max_num_seqs: 4,
@@ -346,6 +360,9 @@ mod tests {
         check("--kv-cache-memory 0.5", 1 << 18);
         check("--kv-cache-memory 0.5 --kv-cache-dtype f32", 1 << 17);
         check("--kv-cache-memory 0.5 --kv-cache-dtype bf16", 1 << 18);
+        // Heads of 8 take 8 bytes and a scale of 4.
+        check("--kv-cache-memory 0.5 --kv-cache-dtype int8", (1 << 29) / 1536);
+        check("--kv-cache-memory 0.5 --kv-dtype fp8", (1 << 29) / 1536);
         check("--max-num-seqs 100000 --max-num-batched-tokens 100000", 1 << 17);
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use inflight_backend::Dtype;
+use inflight_backend::KvDtype;
 use inflight_engine::EngineConfig;
 use inflight_model::ModelConfig;
 
@@ -21,7 +21,7 @@ pub(crate) struct Parts<'a> {
     /// What became of the weights, for people.
     pub(crate) weights: &'static str,
     pub(crate) device: &'a str,
-    pub(crate) kv_dtype: Dtype,
+    pub(crate) kv_dtype: KvDtype,
     pub(crate) engine: &'a EngineConfig,
     pub(crate) memory: MemoryTable,
 }

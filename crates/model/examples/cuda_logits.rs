@@ -15,7 +15,7 @@ use std::{
 };
 
 use inflight_backend::{
-    CpuBackend, CpuConfig, CudaBackend, CudaConfig, Dtype, WeightPrecision,
+    CpuBackend, CpuConfig, CudaBackend, CudaConfig, KvDtype, WeightPrecision,
     cuda::usual_library_folders, philox,
 };
 use inflight_model::{
@@ -54,6 +54,7 @@ fn main() -> Result<ExitCode, Failure> {
         cache: arguments.next().map(PathBuf::from),
         graphs: true,
         blocking_waits: true,
+        kv_dtype: KvDtype::Bf16,
     })?;
     let arguments: Vec<String> = arguments.collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -82,7 +83,7 @@ fn check_family(cuda: &CudaBackend, name: &str, family: &str) -> Result<bool, Fa
     let draw = |i| (philox::uniform(9, i) * config.vocab_size as f64) as u32;
     let tokens: Vec<u32> = (0..150).map(draw).collect();
     let cpu = CpuBackend::new(CpuConfig {
-        kv_dtype: Dtype::F32,
+        kv_dtype: KvDtype::F32,
         weights: WeightPrecision::F32,
         ..CpuConfig::detect()
     })?;

@@ -32,7 +32,7 @@ pub use dummy::DummyWeights;
 pub use error::ModelError;
 pub use files::ModelFiles;
 pub use gguf::{GgufFile, GgufTokenizer, GgufValue};
-pub use kv::{kv_bytes_per_token, kv_layers};
+pub use kv::{kv_bytes_per_block, kv_layers};
 pub use names::Naming;
 pub use rotary::rotary_table;
 pub use safetensors::SafetensorsFolder;

@@ -4,6 +4,7 @@
 
 mod support;
 
+use inflight_backend::KvDtype;
 use inflight_model::{Architecture, GgufFile, ModelConfig, ModelError, RopeScaling};
 use serde_json::{Value, json};
 use support::{GgufBytes, TempFolder, assert_holds, message};
@@ -85,7 +86,10 @@ fn llama() {
     assert_eq!(config.layer_windows, [None; 32]);
     assert_eq!(config.eos_token_ids, [128_001, 128_008, 128_009]);
     // Two caches of eight heads of 128 halves in 32 layers.
-    assert_eq!(inflight_model::kv_bytes_per_token(&config, inflight_backend::Dtype::F16), 131_072);
+    let bytes = |dtype| inflight_model::kv_bytes_per_block(&config, dtype, 16) / 16;
+    assert_eq!(bytes(KvDtype::F16), 131_072);
+    // Half of that, and a scale of four bytes for each head.
+    assert_eq!(bytes(KvDtype::Int8), 65_536 + 2 * 8 * 32 * 4);
 
     let biased = with(llama_3_1_8b(), json!({ "attention_bias": true, "mlp_bias": true }));
     let biased = read(&biased).unwrap();

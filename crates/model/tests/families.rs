@@ -8,7 +8,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use inflight_backend::{Backend, CpuBackend, CpuConfig, Dtype, WeightPrecision};
+use inflight_backend::{Backend, CpuBackend, CpuConfig, KvDtype, WeightPrecision};
 use inflight_model::{
     Decoder, Fp8Weights, ModelFiles,
     eval::{all_logits, logits_from},
@@ -76,7 +76,7 @@ fn check_logits(what: &str, logits: &[f32], expected: &Sequence, vocab_size: usi
 /// All in f32, so that only the order of sums is left to differ.
 fn cpu() -> CpuBackend {
     let config =
-        CpuConfig { weights: WeightPrecision::F32, kv_dtype: Dtype::F32, ..CpuConfig::detect() };
+        CpuConfig { weights: WeightPrecision::F32, kv_dtype: KvDtype::F32, ..CpuConfig::detect() };
     CpuBackend::new(config).unwrap()
 }
 

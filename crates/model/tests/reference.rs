@@ -10,7 +10,7 @@
 
 use std::path::Path;
 
-use inflight_backend::{Backend, CpuBackend, CpuConfig, Dtype, SimdLevel, WeightPrecision};
+use inflight_backend::{Backend, CpuBackend, CpuConfig, KvDtype, SimdLevel, WeightPrecision};
 use inflight_model::{Decoder, ModelFiles, eval};
 use serde_json::Value;
 
@@ -40,7 +40,7 @@ struct Reference {
 #[ignore = "needs the default model: make test"]
 fn exact_weights_in_f32_give_the_exact_logprobs() {
     let config =
-        CpuConfig { weights: WeightPrecision::F32, kv_dtype: Dtype::F32, ..CpuConfig::detect() };
+        CpuConfig { weights: WeightPrecision::F32, kv_dtype: KvDtype::F32, ..CpuConfig::detect() };
     compare_all(config, usize::MAX, |reference, i, ours| {
         let (exact, peer) = (reference.exact[i], reference.dequantised[i]);
         check_logprob(ours, exact, 0.002);

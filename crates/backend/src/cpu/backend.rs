@@ -12,14 +12,14 @@ use super::{
     attention_ops::{AttentionOperands, RopeOperands},
     buffer::CpuBuffer,
     event::CpuEvent,
-    kernels::{self, Cores},
+    kernels::{self, Cores, Fp8, Int8},
     matmul::{self, MatmulArgs, MatmulScratch, PackedMatrix, WeightPrecision},
     pool::ThreadPool,
     simd::SimdLevel,
     stream::{CpuStream, Fault},
 };
 use crate::{
-    Backend, BackendError, DeviceBatch, Dtype, HostTensor, OutputLayout, StepShape,
+    Backend, BackendError, DeviceBatch, HostTensor, KvDtype, OutputLayout, StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };
@@ -29,8 +29,8 @@ use crate::{
 pub struct CpuConfig {
     /// Threads that compute, the compute stream's own among them.
     pub num_threads: usize,
-    /// Element type of the KV cache: F32, F16 or BF16.
-    pub kv_dtype: Dtype,
+    /// Element type of the KV cache.
+    pub kv_dtype: KvDtype,
     /// Whether weights keep their stored type or become f32.
     pub weights: WeightPrecision,
     /// Most capable instructions to use.
@@ -58,12 +58,8 @@ impl CpuBackend {
     /// A CPU device.
     ///
     /// # Errors
-    /// If the KV cache's type is quantised, the processor lacks `simd`, or threads cannot be made.
+    /// If the processor lacks `simd`, or threads cannot be made.
     pub fn new(config: CpuConfig) -> Result<Self, BackendError> {
-        if !matches!(config.kv_dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            let message = format!("the CPU backend has no KV cache of type {}", config.kv_dtype);
-            return Err(BackendError::Unsupported(message));
-        }
         if !config.simd.is_available() {
             let message = format!("this processor lacks {:?} instructions", config.simd);
             return Err(BackendError::Unsupported(message));
@@ -92,7 +88,7 @@ impl CpuConfig {
         let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             num_threads,
-            kv_dtype: Dtype::F16,
+            kv_dtype: KvDtype::F16,
             weights: WeightPrecision::Native,
             simd: SimdLevel::detect(),
         }
@@ -109,9 +105,11 @@ impl Device {
 macro_rules! with_kv_type {
     ($device:expr, $operands:ident.run()) => {
         match $device.config.kv_dtype {
-            Dtype::F32 => $operands.run::<f32>($device.cores()),
-            Dtype::BF16 => $operands.run::<bf16>($device.cores()),
-            _ => $operands.run::<f16>($device.cores()),
+            KvDtype::F32 => $operands.run::<f32>($device.cores()),
+            KvDtype::F16 => $operands.run::<f16>($device.cores()),
+            KvDtype::Bf16 => $operands.run::<bf16>($device.cores()),
+            KvDtype::Fp8 => $operands.run::<Fp8>($device.cores()),
+            KvDtype::Int8 => $operands.run::<Int8>($device.cores()),
         }
     };
 }
@@ -129,7 +127,7 @@ impl Backend for CpuBackend {
         format!("CPU, {num_threads} threads, {simd:?}")
     }
 
-    fn kv_dtype(&self) -> Dtype {
+    fn kv_dtype(&self) -> KvDtype {
         self.device.config.kv_dtype
     }
 
@@ -141,8 +139,8 @@ impl Backend for CpuBackend {
         CpuBuffer::zeroed(label, len * size_of::<u32>())
     }
 
-    fn alloc_kv(&self, label: &'static str, len: usize) -> Allocated {
-        CpuBuffer::zeroed(label, len * self.kv_dtype().block_bytes())
+    fn alloc_kv(&self, label: &'static str, bytes: usize) -> Allocated {
+        CpuBuffer::zeroed(label, bytes)
     }
 
     fn alloc_host(&self, label: &'static str, len: usize) -> Result<CpuHostBuffer, BackendError> {

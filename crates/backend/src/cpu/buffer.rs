@@ -9,6 +9,7 @@ use std::{
 use half::{bf16, f16};
 use memmap2::MmapMut;
 
+use super::kernels::{Fp8, Int8};
 use crate::{
     BackendError,
     sync::{Arc, AtomicI32, Ordering},
@@ -31,6 +32,10 @@ unsafe impl Element for u32 {}
 unsafe impl Element for f16 {}
 // SAFETY: as above.
 unsafe impl Element for bf16 {}
+// SAFETY: as above: bytes.
+unsafe impl Element for Int8 {}
+// SAFETY: as above.
+unsafe impl Element for Fp8 {}
 
 /// A handle to CPU memory. Cloning gives another handle to the same memory.
 ///

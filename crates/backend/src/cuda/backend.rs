@@ -20,7 +20,7 @@ use super::{
     weights::{CudaEmbedding, CudaMatrix, Weights},
 };
 use crate::{
-    Backend, BackendError, DeviceBatch, Dtype, Graph, HostTensor, StepCapacity, StepShape,
+    Backend, BackendError, DeviceBatch, Dtype, Graph, HostTensor, KvDtype, StepCapacity, StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -40,6 +40,8 @@ pub struct CudaConfig {
     /// Whether the host sleeps while it waits for the device. Spinning wakes some microseconds
     /// earlier and keeps a core busy.
     pub blocking_waits: bool,
+    /// Element type of the KV cache: Bf16, Fp8 or Int8.
+    pub kv_dtype: KvDtype,
 }
 
 /// An NVIDIA GPU as a device. Cloning gives another handle to the same device.
@@ -65,6 +67,10 @@ impl CudaBackend {
     /// # Errors
     /// [`BackendError::Unsupported`] with one line that says what is missing.
     pub fn new(config: CudaConfig) -> Result<Self, BackendError> {
+        if config.kv_dtype != KvDtype::Bf16 {
+            let reason = format!("a KV cache of {} on a GPU", config.kv_dtype);
+            return Err(BackendError::Unsupported(reason));
+        }
         let found = probe(&config.library_folders)?;
         if config.ordinal >= found.num_devices {
             let (ordinal, num) = (config.ordinal, found.num_devices);
@@ -163,8 +169,8 @@ impl Backend for CudaBackend {
         )
     }
 
-    fn kv_dtype(&self) -> Dtype {
-        Dtype::BF16
+    fn kv_dtype(&self) -> KvDtype {
+        self.shared.config.kv_dtype
     }
 
     fn activation_dtype(&self) -> Dtype {
@@ -187,8 +193,8 @@ impl Backend for CudaBackend {
         self.alloc(label, len, Element::Word)
     }
 
-    fn alloc_kv(&self, label: &'static str, len: usize) -> Result<CudaBuffer, BackendError> {
-        self.alloc(label, len, Element::Bf16)
+    fn alloc_kv(&self, label: &'static str, bytes: usize) -> Result<CudaBuffer, BackendError> {
+        self.alloc(label, bytes.div_ceil(4), Element::Word)
     }
 
     fn alloc_host(&self, label: &'static str, len: usize) -> Result<CudaHostBuffer, BackendError> {

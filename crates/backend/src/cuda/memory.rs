@@ -10,11 +10,11 @@ use crate::BackendError;
 /// What a buffer's elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
-    /// Activations and the KV cache.
+    /// Activations.
     Bf16,
     /// Norm weights, rotary tables and logits.
     F32,
-    /// Everything of [`crate::step`].
+    /// Everything of [`crate::step`], and the KV cache.
     Word,
 }
 

@@ -107,7 +107,8 @@ impl Rope {
         let head_dim = self.heads.head_dim;
         let cache_len =
             step.num_cache_blocks * self.heads.num_kv_heads * step.block_size * head_dim;
-        let kv = rig.kv(&vec![0.5; cache_len], &vec![-0.5; cache_len])?;
+        let layout = rig.backend.kv_layout(attention);
+        let kv = rig.kv(layout, &vec![0.5; cache_len], &vec![-0.5; cache_len])?;
         let qkv = rig.activations(&normal(50, shape.num_tokens * attention.qkv_len()))?;
         let max_positions = 1024;
         let table = rig.vector(&angles(max_positions, self.rotary_dim))?;
@@ -128,9 +129,8 @@ impl Rope {
         let all = rig.read_activations(&qkv, shape.num_tokens * attention.qkv_len())?;
         let rows = all.chunks_exact(attention.qkv_len());
         let queries = rows.flat_map(|row| row[..attention.q_len()].to_vec()).collect();
-        let (keys, values) =
-            (rig.read_kv(&kv.keys, cache_len)?, rig.read_kv(&kv.values, cache_len)?);
-        Ok(Rotated { queries, keys, values })
+        let read = |buffer| rig.read_kv(buffer, layout, step.num_cache_blocks);
+        Ok(Rotated { queries, keys: read(&kv.keys)?, values: read(&kv.values)? })
     }
 }
 
@@ -155,7 +155,8 @@ fn attention<B: Backend>(
     let attention = heads.shape(step.block_size);
     let (batch, shape) = step.unpack(rig)?;
     let cache_len = step.num_cache_blocks * heads.num_kv_heads * step.block_size * heads.head_dim;
-    let kv = rig.kv(&normal(60, cache_len), &normal(61, cache_len))?;
+    let layout = rig.backend.kv_layout(attention);
+    let kv = rig.kv(layout, &normal(60, cache_len), &normal(61, cache_len))?;
     let qkv = rig.activations(&normal(62, shape.num_tokens * attention.qkv_len()))?;
     let out = rig.poisoned(shape.num_tokens * attention.q_len())?;
     let args = Attention {

@@ -1,19 +1,20 @@
 //! Does a device compute what it should? Every operator on random inputs, against the CPU in f32.
 //!
-//! [`rig`]: a device with what moving values takes. [`steps`]: random batches. [`dense`],
+//! [`rig`]: a device with what moving values takes. [`kv_words`]: KV caches on the host. [`steps`]: random batches. [`dense`],
 //! [`context`], [`sampling`]: the operators, each one function for every device.
 //!
 //! Invariant: what a device is judged by was computed by the CPU backend, never by itself.
 
 mod context;
 mod dense;
+mod kv_words;
 mod rig;
 mod sampling;
 mod steps;
 
 use rig::Rig;
 
-use crate::{Backend, BackendError, CpuBackend, CpuConfig, Dtype, WeightPrecision};
+use crate::{Backend, BackendError, CpuBackend, CpuConfig, KvDtype, WeightPrecision};
 
 /// How one operator did.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +41,11 @@ impl OperatorCheck {
 /// [`BackendError`] if a device cannot run them at all.
 pub fn check_operators<B: Backend>(backend: &B) -> Result<Vec<OperatorCheck>, BackendError> {
     let reference = CpuBackend::new(CpuConfig {
-        kv_dtype: Dtype::F32,
+        // Numbers of eight bits would differ too much from any others.
+        kv_dtype: match backend.kv_dtype() {
+            dtype @ (KvDtype::Fp8 | KvDtype::Int8) => dtype,
+            KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => KvDtype::F32,
+        },
         weights: WeightPrecision::F32,
         ..CpuConfig::detect()
     })?;
@@ -108,15 +113,17 @@ mod tests {
     /// The CPU with other weights and instructions than the reference: the checks must say so.
     #[test]
     fn the_cpu_passes_its_own_checks() {
-        let backend = CpuBackend::new(CpuConfig {
-            kv_dtype: Dtype::BF16,
-            weights: WeightPrecision::Native,
-            num_threads: 1,
-            ..CpuConfig::detect()
-        });
-        let checks = check_operators(&backend.unwrap()).unwrap();
-        let failed: Vec<_> = checks.iter().filter(|check| !check.passed()).collect();
-        assert!(failed.is_empty(), "{failed:#?}");
-        assert!(checks.len() > 30, "{} checks", checks.len());
+        for kv_dtype in [KvDtype::Bf16, KvDtype::Int8] {
+            let backend = CpuBackend::new(CpuConfig {
+                kv_dtype,
+                weights: WeightPrecision::Native,
+                num_threads: 1,
+                ..CpuConfig::detect()
+            });
+            let checks = check_operators(&backend.unwrap()).unwrap();
+            let failed: Vec<_> = checks.iter().filter(|check| !check.passed()).collect();
+            assert!(failed.is_empty(), "{failed:#?}");
+            assert!(checks.len() > 30, "{} checks", checks.len());
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! A device with what moving values there and back takes. Slow: every move waits.
 
+use super::kv_words;
 use crate::{
-    Backend, BackendError, Dtype, HostTensor, KvLayer, TensorData, philox, quant::random_row,
+    Backend, BackendError, Dtype, HostTensor, KvLayer, KvLayout, TensorData, philox,
+    quant::random_row,
 };
 use half::{bf16, f16};
 
@@ -48,11 +50,18 @@ impl<'a, B: Backend> Rig<'a, B> {
         self.backend.load_vector(&[tensor(&[values.len()], values)])
     }
 
-    /// Keys and values of a cache with these elements.
-    pub(super) fn kv(&self, keys: &[f32], values: &[f32]) -> Result<KvLayer<B>, BackendError> {
-        let cache = |elements: &[f32]| {
-            let buffer = self.backend.alloc_kv("check", elements.len())?;
-            self.write(&buffer, elements, self.backend.kv_dtype())?;
+    /// Keys and values of a cache with these numbers, `[num_blocks, num_kv_heads, block_size,
+    /// head_dim]`.
+    pub(super) fn kv(
+        &self,
+        layout: KvLayout,
+        keys: &[f32],
+        values: &[f32],
+    ) -> Result<KvLayer<B>, BackendError> {
+        let cache = |numbers: &[f32]| {
+            let words = kv_words::encode(&layout, numbers);
+            let buffer = self.backend.alloc_kv("check", words.len() * 4)?;
+            self.write_words(&buffer, &words)?;
             Ok::<_, BackendError>(buffer)
         };
         Ok(KvLayer { keys: cache(keys)?, values: cache(values)? })
@@ -66,8 +75,15 @@ impl<'a, B: Backend> Rig<'a, B> {
         self.read(buffer, len, self.backend.activation_dtype())
     }
 
-    pub(super) fn read_kv(&self, buffer: &B::Buffer, len: usize) -> Result<Vec<f32>, BackendError> {
-        self.read(buffer, len, self.backend.kv_dtype())
+    /// The numbers of a cache of `num_blocks` blocks, as [`Rig::kv`] takes them.
+    pub(super) fn read_kv(
+        &self,
+        buffer: &B::Buffer,
+        layout: KvLayout,
+        num_blocks: usize,
+    ) -> Result<Vec<f32>, BackendError> {
+        let words = self.read_words(buffer, num_blocks * layout.block_bytes() / 4)?;
+        Ok(kv_words::decode(&layout, &words))
     }
 
     pub(super) fn read_state(

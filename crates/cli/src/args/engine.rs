@@ -48,9 +48,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "FRACTION")]
     pub(crate) gpu_memory_utilization: Option<f64>,
 
-    /// Type of the KV cache's numbers; auto is f16 on CPUs and bf16, the only one, on GPUs
-    #[arg(long, value_enum, default_value_t = KvDtype::Auto)]
-    pub(crate) kv_cache_dtype: KvDtype,
+    /// Type of the KV cache's numbers: auto is f16 on CPUs and bf16 on GPUs; fp8 (e4m3) and int8,
+    /// with a scale for each token and head, hold twice as many tokens; f32 and f16 on CPUs only
+    #[arg(long, alias = "kv-dtype", value_enum, default_value_t = KvChoice::Auto)]
+    pub(crate) kv_cache_dtype: KvChoice,
 
     /// Type of the weights: auto computes with them as they are stored on CPUs and in bf16 on GPUs;
     /// f32, on CPUs only, expands them, which is exact, larger and slower
@@ -143,11 +144,14 @@ pub(crate) enum DeviceWait {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvDtype {
+pub(crate) enum KvChoice {
     Auto,
     F32,
     F16,
     Bf16,
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+    Int8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

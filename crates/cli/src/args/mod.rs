@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, OfflineArgs, OverlapChoice};
 pub(crate) use engine::{
-    DeviceChoice, DeviceWait, EngineArgs, KvDtype, LoadFormat, Quantization, StepArgs, Switch,
+    DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, StepArgs, Switch,
     WeightDtype,
 };
 

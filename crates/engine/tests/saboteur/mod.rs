@@ -11,7 +11,7 @@ use std::{
 };
 
 use inflight_backend::{
-    Backend, BackendError, CpuBackend, DeviceBatch, Dtype, HostTensor, KvLayer, StepShape,
+    Backend, BackendError, CpuBackend, DeviceBatch, HostTensor, KvDtype, KvLayer, StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -124,7 +124,7 @@ impl Backend for Saboteur {
         self.cpu.description()
     }
 
-    fn kv_dtype(&self) -> Dtype {
+    fn kv_dtype(&self) -> KvDtype {
         self.cpu.kv_dtype()
     }
 
@@ -136,8 +136,8 @@ impl Backend for Saboteur {
         self.cpu.alloc_words(label, len)
     }
 
-    fn alloc_kv(&self, label: &'static str, len: usize) -> Result<Buffer, BackendError> {
-        self.cpu.alloc_kv(label, len)
+    fn alloc_kv(&self, label: &'static str, bytes: usize) -> Result<Buffer, BackendError> {
+        self.cpu.alloc_kv(label, bytes)
     }
 
     fn alloc_host(&self, label: &'static str, len: usize) -> Result<Host, BackendError> {

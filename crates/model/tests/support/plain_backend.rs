@@ -9,7 +9,7 @@ use std::{
 };
 
 use inflight_backend::{
-    AttentionShape, Backend, BackendError, DeviceBatch, Dtype, HostTensor, KvLayer, StepShape,
+    AttentionShape, Backend, BackendError, DeviceBatch, HostTensor, KvDtype, KvLayer, StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -63,8 +63,8 @@ impl Backend for PlainBackend {
         "plain loops".into()
     }
 
-    fn kv_dtype(&self) -> Dtype {
-        Dtype::F32
+    fn kv_dtype(&self) -> KvDtype {
+        KvDtype::F32
     }
 
     fn alloc_activations(&self, label: &'static str, len: usize) -> Result<Memory, BackendError> {
@@ -75,8 +75,8 @@ impl Backend for PlainBackend {
         Ok(Memory::new(vec![0; len]))
     }
 
-    fn alloc_kv(&self, label: &'static str, len: usize) -> Result<Memory, BackendError> {
-        self.alloc_words(label, len)
+    fn alloc_kv(&self, label: &'static str, bytes: usize) -> Result<Memory, BackendError> {
+        self.alloc_words(label, bytes / 4)
     }
 
     fn alloc_host(&self, label: &'static str, len: usize) -> Result<Memory, BackendError> {

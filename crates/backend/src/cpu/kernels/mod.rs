@@ -26,7 +26,7 @@ pub(crate) use activation::{SiluAndMul, silu_and_mul};
 pub(crate) use attention::{Attention, attention};
 pub(crate) use batch::{BatchMut, GatherSampled, gather_sampled, unpack};
 pub(crate) use embedding::embed;
-pub(crate) use kv::KvElement;
+pub(crate) use kv::{Fp8, Int8, KvElement};
 pub(crate) use norm::{RmsNorm, rms_norm};
 pub(crate) use rope::{RopeAndCache, rope_and_cache};
 pub(crate) use sampling::{Sample, sample};

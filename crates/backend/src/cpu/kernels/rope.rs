@@ -5,11 +5,11 @@
 
 use super::{
     Cores,
-    kv::KvElement,
+    kv::{KvElement, write_head},
     lanes::{Kernel, Lanes, dispatch},
     norm::normalize,
 };
-use crate::{AttentionShape, cpu::pool::SharedMut};
+use crate::{AttentionShape, KvLayout, cpu::pool::SharedMut};
 
 /// Arguments of [`rope_and_cache`].
 #[allow(missing_docs)]
@@ -28,9 +28,9 @@ pub(crate) struct RopeAndCache<'a, K> {
     pub(crate) positions: &'a [u32],
     /// `[num_tokens]`, all different: no two tokens share a place.
     pub(crate) slot_mapping: &'a [u32],
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`.
+    /// See [`KvLayout`].
     pub(crate) keys: &'a mut [K],
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`.
+    /// See [`KvLayout`].
     pub(crate) values: &'a mut [K],
 }
 
@@ -83,12 +83,21 @@ unsafe fn write_slot<K: KvElement>(
     heads: &[f32],
     cache: &SharedMut<'_, K>,
 ) {
-    let (block_size, head_dim) = (attention.block_size, attention.head_dim);
-    let (block, offset) = (slot as usize / block_size, slot as usize % block_size);
-    for (i, head) in heads.chunks_exact(head_dim).enumerate() {
-        let row = (block * attention.num_kv_heads + i) * block_size + offset;
+    let layout = KvLayout::new(K::DTYPE, *attention);
+    let strip_len = layout.strip_bytes() / size_of::<K>();
+    let (block, offset) = (slot as usize / layout.block_size, slot as usize % layout.block_size);
+    for (i, head) in heads.chunks_exact(layout.head_dim).enumerate() {
+        let strip = block * layout.num_kv_heads + i;
+        let (start, codes_bytes) = (strip * strip_len, layout.codes_bytes());
+        let codes = start + offset * layout.head_dim;
         // SAFETY: the caller's.
-        K::narrow(head, unsafe { cache.slice(row * head_dim..(row + 1) * head_dim) });
+        let codes = unsafe { cache.slice(codes..codes + layout.head_dim) };
+        let scale = K::DTYPE.greatest_code().map(|_| {
+            let at = start + codes_bytes + offset * size_of::<f32>();
+            // SAFETY: the caller's; the scale is the slot's as well.
+            unsafe { cache.slice(at..at + size_of::<f32>()) }
+        });
+        write_head(head, codes, scale);
     }
 }
 

@@ -38,7 +38,7 @@ use scratch::{Scratch, with_scratch};
 use task::{Task, visible};
 
 use super::{Cores, kv::KvElement, lanes::dispatch};
-use crate::{AttentionShape, cpu::pool::SharedMut};
+use crate::{AttentionShape, KvLayout, cpu::pool::SharedMut};
 
 /// Positions of keys or values that are worked on at a time.
 const KV_TILE: usize = 64;
@@ -52,9 +52,9 @@ const MAX_ROWS: usize = 64;
 pub(crate) struct Attention<'a, K> {
     /// `[num_tokens, qkv_len]`; only the queries are read.
     pub(crate) qkv: &'a [f32],
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`.
+    /// See [`KvLayout`].
     pub(crate) keys: &'a [K],
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`.
+    /// See [`KvLayout`].
     pub(crate) values: &'a [K],
     /// `[num_tokens, q_len]`.
     pub(crate) out: &'a mut [f32],
@@ -221,10 +221,8 @@ impl<'a, K: KvElement> Attention<'a, K> {
         let paged = |cache| PagedHead {
             cache,
             blocks: &self.blocks[blocks.clone()],
-            num_kv_heads: self.attention.num_kv_heads,
+            layout: KvLayout::new(K::DTYPE, self.attention),
             kv_head: share.kv_head,
-            block_size: self.attention.block_size,
-            head_dim: self.attention.head_dim,
         };
         Task {
             qkv: self.qkv,

@@ -2,37 +2,45 @@
 
 use std::ops::Range;
 
+use crate::KvLayout;
 use crate::cpu::kernels::{
-    kv::{KvElement, widen_slice},
+    kv::{KvElement, scale_of, widen_scaled, widen_slice},
     lanes::{CACHE_LINE, Lanes, prefetch},
 };
 
 /// One sequence's keys or values of one head.
 #[derive(Clone, Copy)]
 pub(super) struct PagedHead<'a, K> {
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`.
+    /// See [`KvLayout`].
     pub(super) cache: &'a [K],
     /// The sequence's block table.
     pub(super) blocks: &'a [u32],
-    pub(super) num_kv_heads: usize,
+    pub(super) layout: KvLayout,
     pub(super) kv_head: usize,
-    pub(super) block_size: usize,
-    pub(super) head_dim: usize,
+}
+
+/// Neighbouring positions of one strip.
+struct Run<'a, K> {
+    strip: &'a [K],
+    /// Of the first position, in the strip.
+    offset: usize,
+    len: usize,
 }
 
 impl<'a, K: KvElement> PagedHead<'a, K> {
-    /// The elements of the first few of `positions`, as far as they lie in one block.
+    /// The first few of `positions`, as far as they lie in one block.
     ///
     /// # Panics
     /// If the block table is too short or names a block outside the cache.
     #[inline(always)]
-    fn first_run(&self, positions: &Range<usize>) -> (usize, &'a [K]) {
-        let (entry, offset) =
-            (positions.start / self.block_size, positions.start % self.block_size);
-        let len = (self.block_size - offset).min(positions.len());
+    fn first_run(&self, positions: &Range<usize>) -> Run<'a, K> {
+        let block_size = self.layout.block_size;
+        let (entry, offset) = (positions.start / block_size, positions.start % block_size);
+        let len = (block_size - offset).min(positions.len());
         let block = self.blocks[entry] as usize;
-        let row = (block * self.num_kv_heads + self.kv_head) * self.block_size + offset;
-        (len, &self.cache[row * self.head_dim..(row + len) * self.head_dim])
+        let strip_len = self.layout.strip_bytes() / size_of::<K>();
+        let start = (block * self.layout.num_kv_heads + self.kv_head) * strip_len;
+        Run { strip: &self.cache[start..start + strip_len], offset, len }
     }
 
     /// Writes `positions` as f32 to `to`, `[positions, head_stride]`, and meanwhile has `ahead`
@@ -45,23 +53,36 @@ impl<'a, K: KvElement> PagedHead<'a, K> {
         (mut to, head_stride): (&mut [f32], usize),
         ahead: &mut Ahead<'_, K>,
     ) {
-        let head_dim = self.head_dim;
+        let head_dim = self.layout.head_dim;
+        let has_scales = K::DTYPE.greatest_code().is_some();
         while !positions.is_empty() {
-            let (len, from) = self.first_run(&positions);
-            let (now, later) = to.split_at_mut(len * head_stride);
+            let run = self.first_run(&positions);
+            let (now, later) = to.split_at_mut(run.len * head_stride);
             ahead.fetch_some();
-            if head_stride == head_dim {
-                widen_slice(l, from, now);
+            if head_stride == head_dim && !has_scales {
+                widen_slice(l, run.heads(head_dim), now);
             } else {
-                for (from, now) in
-                    from.chunks_exact(head_dim).zip(now.chunks_exact_mut(head_stride))
-                {
-                    widen_slice(l, from, &mut now[..head_dim]);
+                let heads = run.heads(head_dim).chunks_exact(head_dim);
+                for (i, (from, now)) in heads.zip(now.chunks_exact_mut(head_stride)).enumerate() {
+                    if has_scales {
+                        let scale = scale_of(&self.layout, run.offset + i, run.strip);
+                        widen_scaled(l, from, scale, &mut now[..head_dim]);
+                    } else {
+                        widen_slice(l, from, &mut now[..head_dim]);
+                    }
                 }
             }
-            positions.start += len;
+            positions.start += run.len;
             to = later;
         }
+    }
+}
+
+impl<'a, K> Run<'a, K> {
+    /// Without scales: they are few, and mostly in the cache line behind.
+    #[inline(always)]
+    fn heads(&self, head_dim: usize) -> &'a [K] {
+        &self.strip[self.offset * head_dim..(self.offset + self.len) * head_dim]
     }
 }
 
@@ -87,7 +108,7 @@ impl<'a, K: KvElement> Ahead<'a, K> {
         values: PagedHead<'a, K>,
         positions: Range<usize>,
     ) -> Self {
-        let bytes = 2 * positions.len() * keys.head_dim * size_of::<K>();
+        let bytes = 2 * positions.len() * keys.layout.head_dim * size_of::<K>();
         let portion = bytes.div_ceil(CACHE_LINE * Self::PORTIONS);
         let none = std::ptr::null();
         Self { heads: [(keys, positions.clone()), (values, positions)], run: none..none, portion }
@@ -121,9 +142,9 @@ impl<'a, K: KvElement> Ahead<'a, K> {
         else {
             return false;
         };
-        let (len, run) = head.first_run(positions);
-        positions.start += len;
-        let run = run.as_ptr_range();
+        let run = head.first_run(positions);
+        positions.start += run.len;
+        let run = run.heads(head.layout.head_dim).as_ptr_range();
         self.run = run.start.cast()..run.end.cast();
         true
     }

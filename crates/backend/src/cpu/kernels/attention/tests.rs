@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
+use crate::cpu::kernels::kv::{Fp8, Int8, write_head};
 use crate::cpu::kernels::testing::{assert_close, at_every_level, bits, normal};
 
 /// A sequence's queries, keys and values for positions `0..len`, head by head.
@@ -54,8 +55,9 @@ impl Setup<'_> {
         let AttentionShape { num_heads, num_kv_heads, head_dim, block_size } = self.attention;
         let num_blocks: usize = rows.iter().map(|row| row.context.div_ceil(block_size) + 1).sum();
         let mut unused: Vec<u32> = (0..num_blocks as u32).collect();
-        let nan = to_kv::<K>(f32::NAN);
-        let mut keys = vec![nan; num_blocks * num_kv_heads * block_size * head_dim];
+        let layout = KvLayout::new(K::DTYPE, self.attention);
+        let strip_len = layout.strip_bytes() / size_of::<K>();
+        let mut keys = broken_strip::<K>(&layout).repeat(num_blocks * num_kv_heads);
         let mut values = keys.clone();
         let (mut qkv, mut row_starts, mut context_lens) = (Vec::new(), vec![0], Vec::new());
         let (mut block_starts, mut blocks) = (vec![0], Vec::new());
@@ -83,10 +85,13 @@ impl Setup<'_> {
                     }
                     for head in 0..num_kv_heads {
                         let from = (position * num_kv_heads + head) * head_dim;
-                        let to = (block as usize * num_kv_heads + head) * block_size + offset;
-                        let to = to * head_dim..(to + 1) * head_dim;
-                        K::narrow(&sequence.keys[from..from + head_dim], &mut keys[to.clone()]);
-                        K::narrow(&sequence.values[from..from + head_dim], &mut values[to]);
+                        let strip = (block as usize * num_kv_heads + head) * strip_len;
+                        for (x, cache) in
+                            [(&sequence.keys, &mut keys), (&sequence.values, &mut values)]
+                        {
+                            let head = &x[from..from + head_dim];
+                            write(&layout, head, offset, &mut cache[strip..strip + strip_len]);
+                        }
                     }
                 }
             }
@@ -122,9 +127,11 @@ impl Setup<'_> {
         let sequence = &self.sequences[row.sequence];
         let stored = |x: &[f32], position: usize, head: usize| -> Vec<f64> {
             let from = (position * num_kv_heads + head) * head_dim;
-            let mut kept = vec![to_kv::<K>(0.0); head_dim];
-            K::narrow(&x[from..from + head_dim], &mut kept);
-            kept.iter().map(|x| f64::from(x.widen())).collect()
+            let mut kept = vec![K::default(); head_dim];
+            let mut scale = [K::default(); size_of::<f32>()];
+            write_head(&x[from..from + head_dim], &mut kept, Some(&mut scale));
+            let scale = K::DTYPE.greatest_code().map_or(1.0, |_| K::scale(&scale));
+            kept.iter().map(|x| f64::from(x.widen()) * f64::from(scale)).collect()
         };
         let mut out = Vec::new();
         for position in row.context - row.new..row.context {
@@ -162,10 +169,21 @@ impl Setup<'_> {
     }
 }
 
-fn to_kv<K: KvElement>(x: f32) -> K {
-    let mut one = [K::default()];
-    K::narrow(&[x], &mut one);
-    one[0]
+/// A strip whose numbers, or whose scales, are NaN.
+fn broken_strip<K: KvElement>(layout: &KvLayout) -> Vec<K> {
+    let mut strip = vec![K::default(); layout.strip_bytes() / size_of::<K>()];
+    let (numbers, scales) = strip.split_at_mut(layout.block_size * layout.head_dim);
+    K::narrow(&vec![f32::NAN; numbers.len()], numbers);
+    for scale in scales.chunks_exact_mut(size_of::<f32>()) {
+        K::set_scale(f32::NAN, scale);
+    }
+    strip
+}
+
+fn write<K: KvElement>(layout: &KvLayout, head: &[f32], offset: usize, strip: &mut [K]) {
+    let (numbers, scales) = strip.split_at_mut(layout.block_size * layout.head_dim);
+    let numbers = &mut numbers[offset * layout.head_dim..(offset + 1) * layout.head_dim];
+    write_head(head, numbers, scales.chunks_exact_mut(size_of::<f32>()).nth(offset));
 }
 
 fn shape(heads: usize, kv_heads: usize, head_dim: usize, block_size: usize) -> AttentionShape {
@@ -188,6 +206,8 @@ fn every_shape_of_head_agrees_with_the_definition() {
                 setup.check::<f32>(cores, &rows);
                 setup.check::<f16>(cores, &rows);
                 setup.check::<bf16>(cores, &rows);
+                setup.check::<Int8>(cores, &rows);
+                setup.check::<Fp8>(cores, &rows);
             });
         }
     }
@@ -199,7 +219,10 @@ fn small_and_odd_heads_and_blocks_work() {
         let attention = shape(4, 2, head_dim, block_size);
         let sequences = [Sequence::new(5, &attention, 200)];
         let setup = Setup { attention, window: None, sequences: &sequences };
-        at_every_level(|cores| setup.check::<f16>(cores, &[row(0, 200, 3), row(0, 130, 130)]));
+        at_every_level(|cores| {
+            setup.check::<f16>(cores, &[row(0, 200, 3), row(0, 130, 130)]);
+            setup.check::<Int8>(cores, &[row(0, 200, 3), row(0, 130, 130)]);
+        });
     }
 }
 
@@ -256,6 +279,7 @@ fn cutting_a_prefill_changes_no_bit() {
                 check_chunks::<f16>(&setup, cores, 200, &one_by_one);
                 check_chunks::<f32>(&setup, cores, 200, &[64, 128]);
                 check_chunks::<bf16>(&setup, cores, 200, &[1, 63, 65, 131, 199]);
+                check_chunks::<Fp8>(&setup, cores, 200, &[1, 64, 199]);
             });
         }
     }

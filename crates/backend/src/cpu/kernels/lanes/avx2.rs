@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Kernel, Lanes, MAX_LANES};
+use crate::e4m3::WIDEN_FACTOR as E4M3_FACTOR;
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -46,6 +47,23 @@ impl Lanes for Avx2 {
         unsafe {
             let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> __m256 {
+        unsafe {
+            let codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
+            let magnitude = _mm256_castsi256_ps(_mm256_slli_epi32::<20>(magnitude));
+            let magnitude = _mm256_mul_ps(magnitude, _mm256_set1_ps(E4M3_FACTOR));
+            let sign = _mm256_slli_epi32::<24>(_mm256_andnot_si256(_mm256_set1_epi32(0x7f), codes));
+            _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign))
         }
     }
 

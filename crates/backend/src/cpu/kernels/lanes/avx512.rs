@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Kernel, Lanes, MAX_LANES};
+use crate::e4m3::WIDEN_FACTOR as E4M3_FACTOR;
 
 /// Proof that the processor has AVX-512 F, BW, DQ and VL, and what [`super::avx2`] asks for.
 #[derive(Clone, Copy)]
@@ -46,6 +47,23 @@ impl Lanes for Avx512 {
         unsafe {
             let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> __m512 {
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7f));
+            let magnitude = _mm512_castsi512_ps(_mm512_slli_epi32::<20>(magnitude));
+            let magnitude = _mm512_mul_ps(magnitude, _mm512_set1_ps(E4M3_FACTOR));
+            let sign = _mm512_slli_epi32::<24>(_mm512_andnot_si512(_mm512_set1_epi32(0x7f), codes));
+            _mm512_or_ps(magnitude, _mm512_castsi512_ps(sign))
         }
     }
 

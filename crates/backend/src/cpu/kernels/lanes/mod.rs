@@ -39,6 +39,16 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_bf16(self, from: *const bf16) -> Self::V;
 
     /// # Safety
+    /// `from` is valid for reading `N` elements.
+    unsafe fn load_i8(self, from: *const i8) -> Self::V;
+
+    /// Codes of e4m3 that are numbers.
+    ///
+    /// # Safety
+    /// `from` is valid for reading `N` elements.
+    unsafe fn load_e4m3(self, from: *const u8) -> Self::V;
+
+    /// # Safety
     /// `to` is valid for writing `N` elements.
     unsafe fn store(self, to: *mut f32, v: Self::V);
 
@@ -157,6 +167,7 @@ pub(super) fn prefetch(_: *const u8) {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::e4m3;
 
     /// Every operation on numbers for which the exact result is known.
     struct Operations;
@@ -242,6 +253,39 @@ mod tests {
     fn every_16_bit_number_widens_exactly() {
         for level in SimdLevel::available() {
             dispatch(level, Widen);
+        }
+    }
+
+    /// All values of both 8-bit types.
+    struct WidenBytes;
+
+    impl Kernel for WidenBytes {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, l: L) {
+            let codes: Vec<u8> = (0..=u8::MAX).collect();
+            let mut out = [0.0; MAX_LANES];
+            for at in (0..codes.len()).step_by(L::N) {
+                // SAFETY: 256 is a multiple of N.
+                l.store_part(&mut out[..L::N], unsafe { l.load_i8((&raw const codes[at]).cast()) });
+                for (code, x) in codes[at..].iter().zip(&out[..L::N]) {
+                    assert_eq!(f32::from(code.cast_signed()), *x);
+                }
+                // SAFETY: as above.
+                l.store_part(&mut out[..L::N], unsafe { l.load_e4m3(&raw const codes[at]) });
+                for (code, x) in codes[at..].iter().zip(&out[..L::N]) {
+                    let expected = e4m3::to_f32(*code);
+                    assert!(expected.is_nan() || expected.to_bits() == x.to_bits(), "{code:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_8_bit_number_widens_exactly() {
+        for level in SimdLevel::available() {
+            dispatch(level, WidenBytes);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::array::from_fn;
 use half::{bf16, f16};
 
 use super::{Lanes, MAX_LANES};
+use crate::e4m3;
 
 /// Eight numbers in an array.
 #[derive(Clone, Copy)]
@@ -40,6 +41,18 @@ impl Lanes for Plain {
         // SAFETY: the caller's.
         let brains = unsafe { from.cast::<[bf16; 8]>().read_unaligned() };
         brains.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Self::V {
+        // SAFETY: the caller's.
+        unsafe { from.cast::<[i8; 8]>().read_unaligned() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> Self::V {
+        // SAFETY: the caller's.
+        unsafe { from.cast::<[u8; 8]>().read_unaligned() }.map(e4m3::widen)
     }
 
     #[inline(always)]
