@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use inflight_server::{ServerConfig, ServerState};
+use inflight_server::{ServerConfig, ServerState, ToolFormat};
 use tokio::net::TcpSocket;
 
-use crate::args::{ServeArgs, Switch};
+use crate::args::{ReasoningParser, ServeArgs, Switch, ToolCallParser};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
 use crate::resolve::Workload;
@@ -28,6 +28,8 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     if !args.served_model_name.is_empty() {
         config.model_names = args.served_model_name;
     }
+    config.tool_format = tool_format(args.tool_call_parser);
+    config.splits_reasoning = args.reasoning_parser == ReasoningParser::Auto;
     config.shutdown_timeout = Duration::from_secs(args.shutdown_timeout);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -35,6 +37,15 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     // Blocking tasks are encodings whose requests are gone.
     runtime.shutdown_background();
     served.and(running.stop())
+}
+
+fn tool_format(parser: ToolCallParser) -> Option<ToolFormat> {
+    match parser {
+        ToolCallParser::Auto => None,
+        ToolCallParser::Hermes => Some(ToolFormat::Hermes),
+        ToolCallParser::Llama3 => Some(ToolFormat::Llama3),
+        ToolCallParser::Mistral => Some(ToolFormat::Mistral),
+    }
 }
 
 fn bind(host: &str, port: u16) -> Result<TcpSocket> {

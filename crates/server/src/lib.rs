@@ -7,7 +7,8 @@
 //!
 //! Reading order: [`engine`] (what the server needs of an engine), [`state`] (what all handlers
 //! share), `error`, `request` (what a body says), `text_stream` (one sequence's tokens to text),
-//! `generation` (a request's sequences, as a stream of text deltas), `sse` (a response as events),
+//! `generation` (a request's sequences, as a stream of text deltas), `output` (thoughts and tool
+//! calls in a text), `chat` (conversations and their answers), `sse` (a response as events),
 //! `openai` (its endpoints), `health`, [`serve`](serve()) (routes, listening, shutting down).
 //!
 //! Invariant: the only room that knows HTTP and JSON.
@@ -15,12 +16,14 @@
 //! Invariant: streamed text concatenated equals the text that is not streamed, byte for byte.
 //! Invariant: whoever goes away has all sequences aborted; nothing else keeps them running.
 
+mod chat;
 mod engine;
 mod error;
 mod generation;
 mod health;
 mod off_thread;
 mod openai;
+mod output;
 mod pace;
 mod random;
 mod request;
@@ -28,7 +31,9 @@ mod serve;
 mod sse;
 mod state;
 mod text_stream;
+mod usage;
 
 pub use engine::{EngineAlive, EngineClient, Generate};
+pub use output::ToolFormat;
 pub use serve::{router, serve};
 pub use state::{ServerConfig, ServerState};

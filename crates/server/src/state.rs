@@ -6,8 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use inflight_tokenizer::Tokenizer;
 use tokio::sync::watch;
 
+use crate::chat::ChatStyle;
 use crate::engine::Generate;
 use crate::error::ApiError;
+use crate::output::ToolFormat;
 use crate::pace::Pace;
 
 /// How the server serves. Frozen when it starts.
@@ -17,6 +19,10 @@ pub struct ServerConfig {
     pub model_names: Vec<String>,
     /// Most bytes of a request's body. Default: 16 MiB, which is some million tokens.
     pub max_body_bytes: usize,
+    /// How the model writes tool calls; `None`: as its chat template tells.
+    pub tool_format: Option<ToolFormat>,
+    /// Whether a model's thoughts are told apart from its answer, if its template knows thoughts.
+    pub splits_reasoning: bool,
     /// How long running requests may go on after the server was told to shut down. Default: 30 s.
     pub shutdown_timeout: Duration,
 }
@@ -27,6 +33,8 @@ impl ServerConfig {
         Self {
             model_names: vec![model_name.into()],
             max_body_bytes: 16 << 20,
+            tool_format: None,
+            splits_reasoning: true,
             shutdown_timeout: Duration::from_secs(30),
         }
     }
@@ -50,6 +58,7 @@ struct Shared {
     engine: Arc<dyn Generate>,
     tokenizer: Arc<Tokenizer>,
     config: ServerConfig,
+    style: Arc<ChatStyle>,
     started_unix_s: u64,
     system_fingerprint: String,
     phase: watch::Sender<Phase>,
@@ -65,6 +74,7 @@ impl ServerState {
         assert!(!config.model_names.is_empty(), "a served model has a name");
         Self(Arc::new(Shared {
             system_fingerprint: fingerprint(&config.model_names[0], engine.limits().vocab_size),
+            style: Arc::new(ChatStyle::new(&tokenizer, &config)),
             engine,
             tokenizer,
             config,
@@ -84,6 +94,11 @@ impl ServerState {
 
     pub(crate) fn config(&self) -> &ServerConfig {
         &self.0.config
+    }
+
+    /// What the model's chat template knows.
+    pub(crate) fn style(&self) -> &Arc<ChatStyle> {
+        &self.0.style
     }
 
     pub(crate) fn pace(&self) -> &Pace {

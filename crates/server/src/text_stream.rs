@@ -17,6 +17,8 @@ pub(crate) struct TextOptions {
     pub(crate) min_tokens: usize,
     /// Whether control tokens are left out.
     pub(crate) skip_special_tokens: bool,
+    /// Control tokens that are not: marks that are looked for in the text.
+    pub(crate) shown_ids: Vec<u32>,
     /// Whether the text continues another or starts.
     pub(crate) position: TextPosition,
 }
@@ -26,6 +28,7 @@ pub(crate) struct TextStream {
     decoder: DecodeStream,
     matcher: StopMatcher,
     stop_token_ids: Vec<u32>,
+    shown_ids: Vec<u32>,
     include_stop: bool,
     min_tokens: usize,
     num_tokens: usize,
@@ -49,6 +52,7 @@ impl TextStream {
             decoder: tokenizer.decode_stream(decode),
             matcher: StopMatcher::new(&options.stops)?.include_stop(options.include_stop),
             stop_token_ids: options.stop_token_ids.clone(),
+            shown_ids: options.shown_ids.clone(),
             include_stop: options.include_stop,
             min_tokens: options.min_tokens,
             num_tokens: 0,
@@ -62,7 +66,9 @@ impl TextStream {
         if self.stop_token_ids.contains(&token) && !self.include_stop {
             return String::new();
         }
-        let piece = self.decoder.push(token);
+        let is_shown = self.shown_ids.contains(&token);
+        let decoder = &mut self.decoder;
+        let piece = if is_shown { decoder.push_shown(token) } else { decoder.push(token) };
         self.show(piece)
     }
 

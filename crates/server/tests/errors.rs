@@ -125,8 +125,15 @@ async fn fields_of_chat_completions() {
         (json!({"logprobs": 1}), "logprobs", "invalid_value"),
         (json!({"top_logprobs": 1}), "top_logprobs", "invalid_value"),
         (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs", "invalid_value"),
-        (json!({"tools": [{"type": "function"}]}), "tools", "unsupported_parameter"),
-        (json!({"tool_choice": "required"}), "tool_choice", "unsupported_parameter"),
+        (json!({"tools": [{"type": "function"}]}), "tools[0]", "invalid_value"),
+        (json!({"tools": [{"type": "retrieval"}]}), "tools[0].type", "invalid_value"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+            "tools[0].function",
+            "invalid_value",
+        ),
+        (json!({"tool_choice": "required"}), "tool_choice", "invalid_value"),
+        (json!({"tool_choice": "perhaps"}), "tool_choice", "invalid_value"),
         (json!({"functions": [{}]}), "functions", "unsupported_parameter"),
         (
             json!({"response_format": {"type": "json_object"}}),
@@ -136,11 +143,12 @@ async fn fields_of_chat_completions() {
         (json!({"modalities": ["text", "audio"]}), "modalities", "unsupported_parameter"),
         (json!({"store": true}), "store", "unsupported_parameter"),
         (json!({"reasoning_effort": "high"}), "reasoning_effort", "unsupported_parameter"),
+        (json!({"enable_thinking": true}), "enable_thinking", "unsupported_parameter"),
         (json!({"service_tier": "flex"}), "service_tier", "unsupported_parameter"),
         (
-            json!({"continue_final_message": true}),
+            json!({"continue_final_message": true, "add_generation_prompt": true}),
             "continue_final_message",
-            "unsupported_parameter",
+            "invalid_value",
         ),
         (json!({"prompt": "a"}), "prompt", "unknown_parameter"),
     ];

@@ -87,6 +87,11 @@ impl ChatTemplate {
             .map_err(|error| TokenizerError::TemplateSyntax(describe(&error)))
     }
 
+    /// Whether a template's text contains `text`: what it does not write, it cannot mean.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.environment.templates().any(|(_, template)| template.source().contains(text))
+    }
+
     /// Renders messages as a prompt.
     ///
     /// # Errors

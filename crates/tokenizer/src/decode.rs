@@ -62,9 +62,16 @@ impl DecodeStream {
     /// Bytes that can never become a character turn into U+FFFD, one for each maximal prefix of
     /// a character, as `String::from_utf8_lossy` does.
     pub fn push(&mut self, id: u32) -> String {
+        match self.table.kind(id) {
+            TokenKind::Control if self.skip_special_tokens => String::new(),
+            _ => self.push_shown(id),
+        }
+    }
+
+    /// As [`Self::push`], but never leaves out a control token.
+    pub fn push_shown(&mut self, id: u32) -> String {
         let mut bytes = match self.table.kind(id) {
             TokenKind::Unused => return String::new(),
-            TokenKind::Control if self.skip_special_tokens => return String::new(),
             _ => self.table.bytes(id),
         };
         if self.strip_next_space && !bytes.is_empty() {

@@ -8,7 +8,7 @@ mod engine;
 
 use std::num::NonZeroUsize;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, OfflineArgs, OverlapChoice};
 pub(crate) use engine::{
@@ -125,6 +125,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub(crate) served_model_name: Vec<String>,
 
+    /// How the model writes tool calls: auto reads it off its chat template
+    #[arg(long, value_enum, default_value_t = ToolCallParser::Auto)]
+    pub(crate) tool_call_parser: ToolCallParser,
+
+    /// Whether thoughts (<think>...</think>) are told apart from the answer: auto does so if the
+    /// model's chat template knows them
+    #[arg(long, value_enum, default_value_t = ReasoningParser::Auto)]
+    pub(crate) reasoning_parser: ReasoningParser,
+
     /// Requests that may wait for a place in the batch; further ones are refused with status 429
     #[arg(long, default_value_t = 1024, value_name = "REQUESTS")]
     pub(crate) max_queue: usize,
@@ -138,6 +147,25 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) steps: StepArgs,
+}
+
+/// How a model writes tool calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ToolCallParser {
+    Auto,
+    /// Hermes, Qwen, SmolLM: JSON between <tool_call> tags.
+    Hermes,
+    /// Llama 3: a JSON object alone.
+    Llama3,
+    /// Mistral: after [TOOL_CALLS].
+    Mistral,
+}
+
+/// Whether thoughts are told apart from the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReasoningParser {
+    Auto,
+    None,
 }
 
 #[derive(Args, Debug)]

@@ -1,28 +1,26 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use inflight_tokenizer::{ChatInput, Special, TextPosition, Tokenizer};
-use serde::{Deserialize, Serialize};
+use inflight_tokenizer::TextPosition;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::chunks::{ChunkEvents, ChunkWriter};
-use super::logprobs::{ChatLogprobs, check_count};
+use super::chat_writer::ChatWriter;
+use super::chunks::ChunkEvents;
+use super::logprobs::check_count;
 use super::messages::{Message, template_messages};
-use super::response::{Ending, OutputFields, ResponseHead, Usage, whole};
+use super::response::{OutputFields, ResponseHead, Usage};
+use super::tool_fields::{ToolChoiceField, ToolField, tool_choice};
+use crate::chat::{ChatRun, Conversation, RunSize, check_tools, set_effort, set_thinking};
 use crate::error::ApiError;
-use crate::generation::{self, Delta};
-use crate::off_thread::off_thread;
 use crate::request::{Body, Length, SamplingFields, Surroundings, admit, neutral};
 use crate::sse;
 use crate::state::ServerState;
-use crate::text_stream::TextOptions;
 
 /// Fields of chat completions alone.
 #[derive(Debug, Default, Deserialize)]
@@ -32,7 +30,15 @@ struct ChatFields {
     max_tokens: Option<usize>,
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
+    tools: Option<Vec<ToolField>>,
+    tool_choice: Option<ToolChoiceField>,
+    parallel_tool_calls: Option<bool>,
+    reasoning_effort: Option<String>,
+    enable_thinking: Option<bool>,
+    /// vLLM's: whether the answer tells what the model thought.
+    include_reasoning: Option<bool>,
     add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
 }
 
@@ -68,6 +74,35 @@ impl ChatFields {
             None => |field| if field == "prompt" { "messages" } else { field },
         }
     }
+
+    fn conversation(self, state: &ServerState) -> Result<Conversation, ApiError> {
+        let messages = self.messages.ok_or(ApiError::Missing { param: "messages" })?;
+        let tools: Vec<_> =
+            self.tools.unwrap_or_default().into_iter().map(ToolField::into_tool).collect();
+        let tool_choice = tool_choice(self.tool_choice)?;
+        check_tools(&tools, &tool_choice, |index| format!("tools[{index}].function"))?;
+        let continues_last = self.continue_final_message.unwrap_or(false);
+        if continues_last && self.add_generation_prompt == Some(true) {
+            let reason = "goes only with `add_generation_prompt`: false";
+            return Err(ApiError::invalid("continue_final_message", reason));
+        }
+        let mut variables = self.chat_template_kwargs.unwrap_or_default();
+        if let Some(effort) = self.reasoning_effort {
+            set_effort(&mut variables, &effort, state.style(), "reasoning_effort")?;
+        }
+        if let Some(enable) = self.enable_thinking {
+            set_thinking(&mut variables, enable, state.style(), "enable_thinking")?;
+        }
+        Ok(Conversation {
+            messages: template_messages(messages)?,
+            tools,
+            tool_choice,
+            only_one_call: self.parallel_tool_calls == Some(false),
+            continues_last,
+            adds_generation_prompt: self.add_generation_prompt.unwrap_or(true),
+            variables,
+        })
+    }
 }
 
 /// A whole request.
@@ -95,127 +130,29 @@ pub(crate) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let bytes = admit(&state, &headers, body)?;
-    let ChatRequest { output, sampling, mut fields } = ChatRequest::parse(&bytes)?;
+    let ChatRequest { output, sampling, fields } = ChatRequest::parse(&bytes)?;
     let head = ResponseHead::new(&state, "chatcmpl-", state.model_name(output.model.clone())?);
-    let (n, stream) = (output.n()?, output.stream()?);
-    let top_logprobs = fields.num_top_logprobs()?;
+    let (num_outputs, stream) = (output.n()?, output.stream()?);
     let template = sampling.resolve(&Surroundings {
         limits: state.engine().limits(),
         eos_ids: state.tokenizer().eos_ids(),
         length: fields.length()?,
-        top_logprobs,
+        top_logprobs: fields.num_top_logprobs()?,
         position: TextPosition::Start,
     })?;
-
-    let rename = fields.rename();
-    let messages = fields.messages.take().ok_or(ApiError::Missing { param: "messages" })?;
-    let prompt = encode(&state, template_messages(messages)?, fields, bytes.len()).await?;
-    let usage = Usage::new(prompt.len(), 0);
-    let sequences = template.sequences(&[prompt], n, state.engine().limits())?;
-    let deltas = generation::start(&state, sequences)
-        .map_err(|error| ApiError::from_start(error, &state, rename))?;
-    let mut writer = ChatWriter {
-        tokenizer: Arc::clone(state.tokenizer()),
-        text: template.text,
-        has_role: vec![false; n],
-    };
+    let (rename, tells_reasoning) = (fields.rename(), fields.include_reasoning.unwrap_or(true));
+    let conversation = fields.conversation(&state)?;
+    let size = RunSize { num_outputs, num_bytes: bytes.len() };
+    let run = ChatRun::start(&state, conversation, &template, size, rename).await?;
+    let mut writer = ChatWriter::new(&state, template.text, num_outputs, tells_reasoning);
     if let Some(stream_usage) = stream {
-        return Ok(sse::respond(deltas, ChunkEvents::new(writer, head, stream_usage, usage)));
+        let ChatRun { deltas, reader, counts, .. } = run;
+        let events = ChunkEvents::new(writer.streaming(reader), head, stream_usage, counts);
+        return Ok(sse::respond(deltas, events));
     }
-    let (choices, usage) = whole(deltas, n, usage, |i, d| writer.whole_choice(i, d)).await?;
-    Ok(Json(head.envelope("chat.completion", choices, Some(Some(usage)))).into_response())
-}
-
-/// Renders the messages and encodes them. `num_bytes`: about how much that is.
-async fn encode(
-    state: &ServerState,
-    messages: Value,
-    fields: ChatFields,
-    num_bytes: usize,
-) -> Result<Vec<u32>, ApiError> {
-    let tokenizer = Arc::clone(state.tokenizer());
-    let render_and_encode = move || {
-        let input = ChatInput {
-            messages: &messages,
-            tools: None,
-            add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
-            extra: fields.chat_template_kwargs.as_ref(),
-        };
-        tokenizer.encode_prompt(&tokenizer.render_chat(&input)?, Special::Parse)
-    };
-    let encoded = off_thread(num_bytes, render_and_encode).await?;
-    encoded.map_err(|error| ApiError::from_tokenizer(&error, "messages"))
-}
-
-#[derive(Debug, Serialize)]
-struct WholeChoice {
-    index: usize,
-    message: AssistantMessage,
-    logprobs: Option<ChatLogprobs>,
-    #[serde(flatten)]
-    ending: Ending,
-}
-
-#[derive(Debug, Serialize)]
-struct AssistantMessage {
-    role: &'static str,
-    content: String,
-    refusal: (),
-}
-
-#[derive(Debug, Serialize)]
-struct ChunkChoice {
-    index: usize,
-    delta: MessageDelta,
-    logprobs: Option<ChatLogprobs>,
-    #[serde(flatten)]
-    ending: Ending,
-}
-
-#[derive(Debug, Default, Serialize)]
-struct MessageDelta {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<String>,
-}
-
-struct ChatWriter {
-    tokenizer: Arc<Tokenizer>,
-    text: TextOptions,
-    /// By sequence: whether its role was told.
-    has_role: Vec<bool>,
-}
-
-impl ChatWriter {
-    fn whole_choice(&mut self, index: usize, delta: Delta) -> WholeChoice {
-        let logprobs = ChatLogprobs::new(&self.tokenizer, &delta.tokens);
-        let ending = self.ending(&delta);
-        let message = AssistantMessage { role: "assistant", content: delta.text, refusal: () };
-        WholeChoice { index, message, logprobs, ending }
-    }
-
-    fn ending(&self, delta: &Delta) -> Ending {
-        Ending::new(delta.finish.as_ref(), &self.text.stops, self.tokenizer.eos_ids())
-    }
-}
-
-impl ChunkWriter for ChatWriter {
-    type Choice = ChunkChoice;
-    const OBJECT: &'static str = "chat.completion.chunk";
-
-    fn choices(&mut self, index: usize, delta: Delta) -> Vec<ChunkChoice> {
-        let mut choices = Vec::new();
-        if !std::mem::replace(&mut self.has_role[index], true) {
-            let role = MessageDelta { role: Some("assistant"), content: Some(String::new()) };
-            let ending = Ending::default();
-            choices.push(ChunkChoice { index, delta: role, logprobs: None, ending });
-        }
-        let logprobs = ChatLogprobs::new(&self.tokenizer, &delta.tokens);
-        let ending = self.ending(&delta);
-        let content = (!delta.text.is_empty()).then_some(delta.text);
-        let delta = MessageDelta { role: None, content };
-        choices.push(ChunkChoice { index, delta, logprobs, ending });
-        choices
-    }
+    let (answers, counts) = run.whole().await?;
+    let choices = answers.into_iter().enumerate();
+    let choices = choices.map(|(index, answer)| writer.whole_choice(index, answer)).collect();
+    let usage = Some(Some(Usage::from(counts)));
+    Ok(Json(head.envelope("chat.completion", choices, usage)).into_response())
 }

@@ -6,6 +6,7 @@ use super::response::{ResponseHead, StreamUsage, Usage};
 use crate::error::ApiError;
 use crate::generation::Delta;
 use crate::sse::{EventWriter, Events};
+use crate::usage::TokenCounts;
 
 /// Turns deltas into the choices of one endpoint's chunks.
 pub(crate) trait ChunkWriter: Send + 'static {
@@ -14,8 +15,13 @@ pub(crate) trait ChunkWriter: Send + 'static {
     /// A chunk's `object`.
     const OBJECT: &'static str;
 
-    /// One choice for each chunk that the delta is worth.
-    fn choices(&mut self, index: usize, delta: Delta) -> Vec<Self::Choice>;
+    /// One choice for each chunk that the delta is worth; its tokens are counted.
+    fn choices(
+        &mut self,
+        index: usize,
+        delta: Delta,
+        counts: &mut TokenCounts,
+    ) -> Vec<Self::Choice>;
 }
 
 /// The chunks of a stream, ending with `[DONE]`.
@@ -23,30 +29,30 @@ pub(crate) struct ChunkEvents<W> {
     writer: W,
     head: ResponseHead,
     stream_usage: StreamUsage,
-    usage: Usage,
+    counts: TokenCounts,
 }
 
 impl<W> ChunkEvents<W> {
-    /// `usage`: what the prompts cost.
+    /// `counts`: of the prompts.
     pub(crate) fn new(
         writer: W,
         head: ResponseHead,
         stream_usage: StreamUsage,
-        usage: Usage,
+        counts: TokenCounts,
     ) -> Self {
-        Self { writer, head, stream_usage, usage }
+        Self { writer, head, stream_usage, counts }
     }
 }
 
 impl<W: ChunkWriter> EventWriter for ChunkEvents<W> {
     fn delta(&mut self, index: usize, delta: Delta, events: &mut Events) {
-        self.usage.add(&delta);
+        let choices = self.writer.choices(index, delta, &mut self.counts);
         let usage = match self.stream_usage {
             StreamUsage::Never => None,
             StreamUsage::AtEnd => Some(None),
-            StreamUsage::Always => Some(Some(self.usage)),
+            StreamUsage::Always => Some(Some(Usage::from(self.counts))),
         };
-        for choice in self.writer.choices(index, delta) {
+        for choice in choices {
             events.push(&self.head.envelope(W::OBJECT, vec![choice], usage));
         }
     }
@@ -54,7 +60,8 @@ impl<W: ChunkWriter> EventWriter for ChunkEvents<W> {
     fn end(&mut self, events: &mut Events) {
         if self.stream_usage != StreamUsage::Never {
             let no_choices = Vec::<W::Choice>::new();
-            events.push(&self.head.envelope(W::OBJECT, no_choices, Some(Some(self.usage))));
+            let usage = Some(Some(Usage::from(self.counts)));
+            events.push(&self.head.envelope(W::OBJECT, no_choices, usage));
         }
         events.push_raw("[DONE]");
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chunks::{ChunkEvents, ChunkWriter};
 use super::logprobs::{CompletionLogprobs, check_count};
-use super::response::{Ending, OutputFields, ResponseHead, Usage, whole};
+use super::response::{Ending, OutputFields, ResponseHead, Usage};
 use crate::error::ApiError;
 use crate::generation::{self, Delta};
 use crate::off_thread::off_thread;
@@ -22,6 +22,7 @@ use crate::request::{Body, Length, SamplingFields, Surroundings, admit, neutral}
 use crate::sse;
 use crate::state::ServerState;
 use crate::text_stream::TextOptions;
+use crate::usage::TokenCounts;
 
 const OBJECT: &str = "text_completion";
 /// OpenAI's default.
@@ -92,7 +93,8 @@ pub(crate) async fn create(
     let echo = fields.echo.unwrap_or(false).then_some(template.text.skip_special_tokens);
     let encoded = encode(&state, prompts, fields.add_special_tokens.unwrap_or(true), echo).await?;
     let sequences = template.sequences(&encoded.tokens, n, state.engine().limits())?;
-    let usage = Usage::new(encoded.tokens.iter().map(Vec::len).sum(), 0);
+    let prompt = encoded.tokens.iter().map(Vec::len).sum();
+    let mut counts = TokenCounts { prompt, ..TokenCounts::default() };
     let num_sequences = sequences.len();
 
     let deltas = generation::start(&state, sequences)
@@ -103,10 +105,14 @@ pub(crate) async fn create(
         echoes: (0..num_sequences).map(|i| encoded.echoes.get(i / n).cloned()).collect(),
     };
     if let Some(stream_usage) = stream {
-        return Ok(sse::respond(deltas, ChunkEvents::new(writer, head, stream_usage, usage)));
+        return Ok(sse::respond(deltas, ChunkEvents::new(writer, head, stream_usage, counts)));
     }
-    let (choices, usage) = whole(deltas, num_sequences, usage, |i, d| writer.choice(i, d)).await?;
-    Ok(Json(head.envelope(OBJECT, choices, Some(Some(usage)))).into_response())
+    let wholes = generation::collect(deltas, num_sequences).await?;
+    counts.completion = wholes.iter().map(|whole| whole.num_tokens).sum();
+    let choices = wholes.into_iter().enumerate();
+    let choices = choices.map(|(index, whole)| writer.choice(index, whole)).collect();
+    let usage = Some(Some(Usage::from(counts)));
+    Ok(Json(head.envelope(OBJECT, choices, usage)).into_response())
 }
 
 /// How completions call a field that the engine knows by another name.
@@ -177,7 +183,13 @@ impl ChunkWriter for CompletionWriter {
     type Choice = CompletionChoice;
     const OBJECT: &'static str = OBJECT;
 
-    fn choices(&mut self, index: usize, delta: Delta) -> Vec<CompletionChoice> {
+    fn choices(
+        &mut self,
+        index: usize,
+        delta: Delta,
+        counts: &mut TokenCounts,
+    ) -> Vec<CompletionChoice> {
+        counts.completion += delta.num_tokens;
         vec![self.choice(index, delta)]
     }
 }

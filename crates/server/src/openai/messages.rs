@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 
@@ -22,7 +22,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    fn template_name(self) -> &'static str {
+    pub(crate) fn template_name(self) -> &'static str {
         match self {
             Self::System | Self::Developer => "system",
             Self::User => "user",
@@ -41,7 +41,31 @@ pub(crate) struct Message {
     name: Option<String>,
     tool_call_id: Option<String>,
     refusal: Option<String>,
-    tool_calls: Option<Vec<Value>>,
+    tool_calls: Option<Vec<ToolCall>>,
+    /// What the assistant thought before; the first is DeepSeek's name, the second vLLM's.
+    reasoning_content: Option<String>,
+    reasoning: Option<String>,
+}
+
+/// A call of an earlier turn.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum ToolCall {
+    Function {
+        id: String,
+        function: FunctionCall,
+        /// Where it stood in a stream; clients that add chunks up keep it.
+        #[expect(dead_code, reason = "the order says the same")]
+        index: Option<u32>,
+    },
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FunctionCall {
+    name: String,
+    /// JSON as text.
+    arguments: String,
 }
 
 /// A text, or parts that are texts.
@@ -52,39 +76,77 @@ struct Content(String);
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Part {
     Text { text: String },
+    Refusal { refusal: String },
 }
 
 /// The messages as chat templates take them.
 ///
 /// # Errors
-/// No message, a message without content, tool calls.
-pub(crate) fn template_messages(messages: Vec<Message>) -> Result<Value, ApiError> {
+/// No message, a message without content, malformed tool calls.
+pub(crate) fn template_messages(messages: Vec<Message>) -> Result<Vec<Value>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid("messages", "is empty; it must have at least one message"));
     }
     let one = |(index, message): (usize, Message)| message.into_template(index);
-    messages.into_iter().enumerate().map(one).collect::<Result<_, _>>().map(Value::Array)
+    messages.into_iter().enumerate().map(one).collect()
 }
 
 impl Message {
     fn into_template(self, index: usize) -> Result<Value, ApiError> {
         let param = |field: &str| format!("messages[{index}].{field}");
-        if self.tool_calls.is_some_and(|calls| !calls.is_empty()) {
-            return Err(ApiError::unsupported(param("tool_calls"), "leave it out"));
+        let calls = self.tool_calls.unwrap_or_default();
+        if self.role != Role::Assistant && !calls.is_empty() {
+            return Err(ApiError::invalid(param("tool_calls"), "only an assistant calls tools"));
         }
         // A refusal is what the assistant said instead of content.
         let content = self.content.map(|content| content.0).or(self.refusal);
-        let content = content.ok_or_else(|| {
-            ApiError::invalid(param("content"), "is absent; it must be a string or text parts")
-        })?;
+        let content = match content {
+            None if calls.is_empty() => {
+                let reason = "is absent; it must be a string or text parts";
+                return Err(ApiError::invalid(param("content"), reason));
+            }
+            content => content.unwrap_or_default(),
+        };
         let mut message = Map::new();
         message.insert("role".to_owned(), self.role.template_name().into());
         message.insert("content".to_owned(), content.into());
-        for (field, value) in [("name", self.name), ("tool_call_id", self.tool_call_id)] {
+        let reasoning = self.reasoning_content.or(self.reasoning);
+        for (field, value) in [
+            ("name", self.name),
+            ("tool_call_id", self.tool_call_id),
+            ("reasoning_content", reasoning),
+        ] {
             message.extend(value.map(|value| (field.to_owned(), value.into())));
+        }
+        if !calls.is_empty() {
+            let convert = |(at, call)| template_call(call, || param(&format!("tool_calls[{at}]")));
+            let calls = calls.into_iter().enumerate().map(convert);
+            message.insert("tool_calls".to_owned(), calls.collect::<Result<Value, _>>()?);
         }
         Ok(Value::Object(message))
     }
+}
+
+fn template_call(call: ToolCall, param: impl Fn() -> String) -> Result<Value, ApiError> {
+    let ToolCall::Function { id, function, .. } = call;
+    let param = || format!("{}.function.arguments", param());
+    let arguments = parse_arguments(&function.arguments, param)?;
+    Ok(json!({
+        "id": id, "type": "function",
+        "function": {"name": function.name, "arguments": arguments},
+    }))
+}
+
+/// Arguments as an object, which is what templates write out.
+pub(crate) fn parse_arguments(
+    text: &str,
+    param: impl FnOnce() -> String,
+) -> Result<Map<String, Value>, ApiError> {
+    if text.is_empty() {
+        return Ok(Map::new());
+    }
+    serde_json::from_str(text)
+        .map_err(|error| ApiError::invalid(param(), format!("is not a JSON object: {error}")))
 }
 
 impl<'de> Deserialize<'de> for Content {
@@ -109,48 +171,61 @@ impl<'de> Visitor<'de> for ContentVisitor {
     /// Parts become lines, as in vLLM.
     fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
         let parts = Vec::<Part>::deserialize(SeqAccessDeserializer::new(parts))?;
-        let texts: Vec<_> = parts.into_iter().map(|Part::Text { text }| text).collect();
-        Ok(Content(texts.join("\n")))
+        let text = |part| match part {
+            Part::Text { text } | Part::Refusal { refusal: text } => text,
+        };
+        Ok(Content(parts.into_iter().map(text).collect::<Vec<_>>().join("\n")))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
-    fn convert(messages: Value) -> Result<Value, String> {
-        let deserializer = messages.to_string();
-        let deserializer = &mut serde_json::Deserializer::from_str(&deserializer);
-        let messages: Vec<Message> = serde_path_to_error::deserialize(deserializer)
-            .map_err(|error| format!("{}: {}", error.path(), error.inner()))?;
-        template_messages(messages).map_err(|error| error.to_string())
+    fn convert(messages: &Value) -> Result<Value, String> {
+        let text = messages.to_string();
+        let messages: Vec<Message> =
+            serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(&text))
+                .map_err(|error| format!("{}: {}", error.path(), error.inner()))?;
+        template_messages(messages).map(Value::Array).map_err(|error| error.to_string())
     }
 
     #[test]
     fn messages_for_the_template() {
+        let call = json!({"id": "call_1", "type": "function", "index": 0, "function": {
+            "name": "add", "arguments": "{\"a\": 2}",
+        }});
         let messages = json!([
             {"role": "developer", "content": "Be brief."},
             {"role": "user", "name": "Ann", "content": [
                 {"type": "text", "text": "Hi"}, {"type": "text", "text": "there"},
             ]},
             {"role": "assistant", "content": null, "refusal": "No.", "tool_calls": []},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No!"}]},
+            {"role": "assistant", "content": null, "tool_calls": [call], "reasoning": "Hm"},
             {"role": "tool", "content": "4", "tool_call_id": "call_1"},
         ]);
+        let call = json!({"id": "call_1", "type": "function", "function": {
+            "name": "add", "arguments": {"a": 2},
+        }});
         let expected = json!([
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Hi\nthere", "name": "Ann"},
             {"role": "assistant", "content": "No."},
+            {"role": "assistant", "content": "No!"},
+            {
+                "role": "assistant", "content": "", "reasoning_content": "Hm",
+                "tool_calls": [call],
+            },
             {"role": "tool", "content": "4", "tool_call_id": "call_1"},
         ]);
-        assert_eq!(convert(messages).unwrap(), expected);
+        assert_eq!(convert(&messages).unwrap(), expected);
     }
 
     #[test]
     fn errors_name_message_and_field() {
         let check = |messages: Value, start: &str| {
-            let error = convert(messages.clone()).unwrap_err();
+            let error = convert(&messages).unwrap_err();
             assert!(error.starts_with(start), "{messages}: {error}");
         };
         check(json!([]), "`messages`: is empty");
@@ -165,7 +240,18 @@ mod tests {
         );
         check(
             json!([{"role": "assistant", "content": "a", "tool_calls": [{}]}]),
-            "`messages[0].tool_calls` is not supported",
+            "[0].tool_calls[0]: missing field `type`",
+        );
+        let call = json!({"id": "c", "type": "function", "function": {
+            "name": "f", "arguments": "[1]",
+        }});
+        check(
+            json!([{"role": "assistant", "content": "a", "tool_calls": [call]}]),
+            "`messages[0].tool_calls[0].function.arguments`: is not a JSON object",
+        );
+        check(
+            json!([{"role": "user", "content": "a", "tool_calls": [call]}]),
+            "`messages[0].tool_calls`: only an assistant",
         );
     }
 }

@@ -1,12 +1,15 @@
 //! OpenAI's API, with vLLM's extra fields.
 //!
-//! Reading order: [`messages`] (what goes in), [`logprobs`], [`response`], [`chunks`] (what comes
-//! out), [`completions`], [`chat`], [`models`] (the endpoints).
+//! Reading order: [`messages`], [`tool_fields`] (what goes in), [`logprobs`], [`response`],
+//! [`chunks`], [`chat_writer`] (what comes out), [`completions`], [`chat`], [`models`] (the
+//! endpoints).
 
 pub(crate) mod chat;
+mod chat_writer;
 mod chunks;
 pub(crate) mod completions;
 mod logprobs;
 mod messages;
 pub(crate) mod models;
 mod response;
+mod tool_fields;

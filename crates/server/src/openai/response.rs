@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::ApiError;
-use crate::generation::{self, Delta, Deltas, Finish};
+use crate::generation::Finish;
 use crate::random::random_id;
 use crate::state::{ServerState, unix_time_s};
+use crate::usage::TokenCounts;
 
 /// Most outputs per prompt.
 const MAX_N: usize = 128;
@@ -73,23 +74,30 @@ impl OutputFields {
     }
 }
 
-/// Tokens of a request, counted as vLLM does: a token that ends the output counts.
+/// What a request cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Usage {
-    /// Each prompt once, however many outputs it has.
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
 }
 
-impl Usage {
-    pub(crate) fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: usize,
+}
 
-    /// Counts one more delta.
-    pub(crate) fn add(&mut self, delta: &Delta) {
-        *self = Self::new(self.prompt_tokens, self.completion_tokens + delta.num_tokens);
+impl From<TokenCounts> for Usage {
+    fn from(counts: TokenCounts) -> Self {
+        let details = |reasoning_tokens| CompletionDetails { reasoning_tokens };
+        Self {
+            prompt_tokens: counts.prompt,
+            completion_tokens: counts.completion,
+            total_tokens: counts.prompt + counts.completion,
+            completion_tokens_details: counts.reasoning.map(details),
+        }
     }
 }
 
@@ -144,19 +152,6 @@ pub(crate) struct Envelope<'a, C> {
     usage: Option<Option<Usage>>,
 }
 
-/// Waits for all sequences; gives their choices and what they cost.
-pub(crate) async fn whole<C>(
-    deltas: Deltas,
-    num_sequences: usize,
-    mut usage: Usage,
-    mut choice: impl FnMut(usize, Delta) -> C,
-) -> Result<(Vec<C>, Usage), ApiError> {
-    let wholes = generation::collect(deltas, num_sequences).await?;
-    wholes.iter().for_each(|whole| usage.add(whole));
-    let choices = wholes.into_iter().enumerate().map(|(index, whole)| choice(index, whole));
-    Ok((choices.collect(), usage))
-}
-
 /// Why a choice ended, in OpenAI's and vLLM's words.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Ending {
@@ -185,5 +180,13 @@ impl Ending {
             Finish::Length => "length",
         });
         Self { finish_reason, stop_reason }
+    }
+
+    /// Says that the choice ended by calling tools, unless it was cut.
+    pub(crate) fn with_calls(mut self) -> Self {
+        if self.finish_reason == Some("stop") {
+            self.finish_reason = Some("tool_calls");
+        }
+        self
     }
 }

@@ -10,4 +10,4 @@ pub(crate) mod prompt;
 pub(crate) mod sampling;
 
 pub(crate) use body::{Body, admit};
-pub(crate) use sampling::{Length, SamplingFields, Surroundings};
+pub(crate) use sampling::{Length, SamplingFields, SequenceTemplate, Surroundings};

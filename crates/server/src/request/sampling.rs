@@ -108,6 +108,7 @@ impl SamplingFields {
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
             min_tokens,
             skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+            shown_ids: Vec::new(),
             position: around.position,
         };
         let seed = self.seed.map(i64::cast_unsigned);

@@ -48,6 +48,10 @@ fn alphabet() -> Vec<char> {
 }
 
 pub(crate) fn tokenizer() -> Arc<Tokenizer> {
+    tokenizer_with(TEMPLATE)
+}
+
+pub(crate) fn tokenizer_with(template: &str) -> Arc<Tokenizer> {
     let alphabet = alphabet();
     let spell = |bytes: &[u8]| -> String { bytes.iter().map(|b| alphabet[*b as usize]).collect() };
     let mut tokens: Vec<String> = alphabet.iter().map(char::to_string).collect();
@@ -63,7 +67,7 @@ pub(crate) fn tokenizer() -> Arc<Tokenizer> {
         tokens,
         token_types,
         eos: Some(END),
-        chat_template: Some(TEMPLATE.to_owned()),
+        chat_template: Some(template.to_owned()),
         ..GgufVocab::default()
     };
     Arc::new(Tokenizer::from_gguf(vocab).unwrap())
@@ -122,6 +126,13 @@ impl FakeEngine {
             prompts: Mutex::default(),
             aborted: Mutex::default(),
         }
+    }
+
+    /// With room for so many tokens.
+    pub(crate) fn with_context(mut self, num_tokens: usize) -> Self {
+        self.limits.max_model_len = num_tokens;
+        self.limits.kv_cache_tokens = 4 * num_tokens;
+        self
     }
 
     pub(crate) fn with_max_running(self, max_running: usize) -> Self {
@@ -218,11 +229,16 @@ pub(crate) struct TestServer {
 
 impl TestServer {
     pub(crate) fn new(engine: FakeEngine) -> Self {
+        Self::with_template(engine, TEMPLATE)
+    }
+
+    /// A server whose model has this chat template.
+    pub(crate) fn with_template(engine: FakeEngine, template: &str) -> Self {
         let engine = Arc::new(engine);
         let mut config = ServerConfig::new("tiny");
         config.model_names.push("org/tiny".to_owned());
         config.max_body_bytes = 64 << 10;
-        let state = ServerState::new(engine.clone(), tokenizer(), config);
+        let state = ServerState::new(engine.clone(), tokenizer_with(template), config);
         Self { engine, state }
     }
 

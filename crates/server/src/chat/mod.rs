@@ -1,0 +1,18 @@
+//! Conversations: what all APIs of chats share.
+//!
+//! ```text
+//! openai, anthropic -> Conversation -> prompt -> generation -> ChatReader (pieces) -> their events
+//! ```
+//!
+//! Reading order: [`tools`] (functions that a model may call), [`style`] (what the model's template
+//! knows), [`conversation`] (what is said so far, as a prompt), [`run`] (its answers).
+
+mod conversation;
+mod run;
+mod style;
+mod tools;
+
+pub(crate) use conversation::Conversation;
+pub(crate) use run::{ChatDelta, ChatReader, ChatRun, RunSize};
+pub(crate) use style::{ChatStyle, set_effort, set_thinking};
+pub(crate) use tools::{Tool, ToolChoice, check_tools};
