@@ -40,4 +40,27 @@ pub enum KvCacheError {
         /// The block in question.
         block: BlockId,
     },
+
+    /// A block is held and free, or cached and held, in ways that do not go together.
+    #[error("block {block} has {ref_count} references, which its state does not allow")]
+    WrongState {
+        /// The block in question.
+        block: BlockId,
+        /// How many references the pool counts for it.
+        ref_count: u32,
+    },
+
+    /// A cached block follows one that is not cached, or would outlive it.
+    #[error("cached block {block} follows a block that is not cached or goes before it")]
+    OrphanBlock {
+        /// The block in question.
+        block: BlockId,
+    },
+
+    /// A cached block is not where its hash says, or miscounts what follows it.
+    #[error("cached block {block} cannot be found, or miscounts the blocks after it")]
+    LostPrefix {
+        /// The block in question.
+        block: BlockId,
+    },
 }

@@ -11,30 +11,47 @@
 //!   free list         [ 0, 1, 3, 5, 6, 8, .. ]
 //! ```
 //!
-//! In reading order: [`BlockPool`] hands blocks out and counts references, [`BlockTable`] is one
-//! sequence's list of them.
+//! In reading order: [`BlockPool`] hands blocks out and counts references, [`PrefixKey`] and
+//! [`PrefixChain`] name what a full block holds, [`KvCache`] is the pool and the cache of prefixes
+//! over it, [`BlockTable`] is one sequence's list of blocks, [`SwapSpace`] are blocks of the host's
+//! memory.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
 //! give the same block ids.
 //!
 //! Invariant: a block is in the free list exactly when its reference count is zero.
 //!
-//! Invariant: a block has at most one writer. Only full blocks are ever shared, and a full block is
-//! never written again by any table that holds it.
+//! Invariant: free + owned + cached blocks are all blocks. Cached means that only the prefix cache
+//! holds it: it may be found, and is evicted when no block is free.
+//!
+//! Invariant: a block has at most one writer. A table writes only to blocks that it alone holds:
+//! full ones are never written again, and of a partly filled one that is shared it takes a copy.
+//!
+//! Invariant: whoever holds a cached block holds all that come before it, so that leaves are
+//! evicted first.
 //!
 //! Invariant: freeing a block that nobody holds is our own bug and panics, also in release builds.
 //!
 //! # Source
 //! Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
-//! 2023, section 4.
+//! 2023, sections 4.3 and 4.4; vLLM's `vllm/v1/core/block_pool.py` for eviction in the order of
+//! release.
 
+mod cache;
 mod error;
+mod lru;
 mod pool;
+mod prefix_cache;
+mod prefix_key;
+mod swap_space;
 mod table;
 
+pub use cache::KvCache;
 pub use error::KvCacheError;
 pub use pool::{BlockId, BlockPool};
-pub use table::BlockTable;
+pub use prefix_key::{AdapterId, BlockHash, ModelId, PrefixChain, PrefixKey};
+pub use swap_space::{HostBlockId, SwapSpace};
+pub use table::{BlockCopy, BlockTable};
 
 /// Tokens in one block unless the configuration says otherwise.
 ///

@@ -1,0 +1,205 @@
+//! Full blocks that may be found again, by the tokens they hold and all tokens before.
+//!
+//! The blocks form trees, one for each key; a child's tokens follow its parent's:
+//!
+//! ```text
+//!   key ─┬─ [ 1 2 3 4 ] ─┬─ [ 5 6 7 8 ] ── [ 9 .. ]
+//!        │               └─ [ 5 6 0 0 ]
+//!        └─ [ 7 7 7 7 ]
+//! ```
+//!
+//! A table holds a prefix of a path, so whoever holds a block holds its ancestors. Hence a block
+//! that no table holds has no descendant that one holds, and letting go of a table's blocks from
+//! its end puts every descendant in front of its ancestors in the order of eviction: the least
+//! recently used block is always a leaf.
+
+use std::collections::HashMap;
+
+use crate::{BlockHash, BlockId, KvCacheError, PrefixChain, PrefixKey, lru::LruList};
+
+/// The blocks that can be found, and those of them that nobody else holds, oldest first.
+#[derive(Debug, Clone)]
+pub(crate) struct PrefixCache {
+    /// Looked up and never walked, so that its order cannot matter.
+    by_hash: HashMap<BlockHash, BlockId>,
+    /// Indexed by block id.
+    nodes: Vec<Option<Node>>,
+    /// Blocks that only the cache holds.
+    unheld: LruList,
+}
+
+/// A block in the cache.
+#[derive(Debug, Clone)]
+struct Node {
+    hash: BlockHash,
+    parent: Parent,
+    tokens: Box<[u32]>,
+    num_children: u32,
+}
+
+/// What a block's tokens follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Parent {
+    Start(PrefixKey),
+    Block(BlockId),
+}
+
+/// What became of a block that was to be found again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Insertion {
+    /// It can be found now.
+    New,
+    /// Another block with the same content is found.
+    Known(BlockId),
+    /// Its hash is another content's: neither it nor what follows it can be found.
+    Collision,
+}
+
+impl PrefixCache {
+    pub(crate) fn new(num_blocks: u32) -> Self {
+        Self {
+            by_hash: HashMap::new(),
+            nodes: vec![None; num_blocks as usize],
+            unheld: LruList::new(num_blocks),
+        }
+    }
+
+    pub(crate) fn contains(&self, block: BlockId) -> bool {
+        self.nodes[block.index()].is_some()
+    }
+
+    /// Number of blocks that can be found.
+    pub(crate) fn len(&self) -> usize {
+        self.by_hash.len()
+    }
+
+    /// Number of blocks that only the cache holds.
+    pub(crate) fn num_unheld(&self) -> usize {
+        self.unheld.len()
+    }
+
+    pub(crate) fn is_unheld(&self, block: BlockId) -> bool {
+        self.unheld.contains(block)
+    }
+
+    /// The longest run of the chain's blocks, from its start, that can be found; at most
+    /// `max_blocks` of them. `tokens` are the sequence's.
+    pub(crate) fn find(
+        &self,
+        chain: &PrefixChain,
+        tokens: &[u32],
+        max_blocks: usize,
+    ) -> Vec<BlockId> {
+        let mut found = Vec::new();
+        let blocks = tokens.chunks_exact(chain.block_size());
+        for (&hash, tokens) in chain.hashes().iter().zip(blocks).take(max_blocks) {
+            let parent = parent(found.last(), chain);
+            let Some(&block) = self.by_hash.get(&hash) else { break };
+            if !self.holds(block, &parent, tokens) {
+                break;
+            }
+            found.push(block);
+        }
+        found
+    }
+
+    /// Lets `block` be found: number `index` of the chain's, after `before`, with these tokens.
+    pub(crate) fn insert(
+        &mut self,
+        block: BlockId,
+        before: Option<&BlockId>,
+        (chain, index): (&PrefixChain, usize),
+        tokens: &[u32],
+    ) -> Insertion {
+        let (hash, parent) = (chain.hashes()[index], parent(before, chain));
+        if let Some(&known) = self.by_hash.get(&hash) {
+            let is_same = self.holds(known, &parent, tokens);
+            return if is_same { Insertion::Known(known) } else { Insertion::Collision };
+        }
+        if let Parent::Block(before) = parent {
+            let before = self.nodes[before.index()].as_mut();
+            before.expect("a block follows one that can be found").num_children += 1;
+        }
+        self.by_hash.insert(hash, block);
+        let node = Node { hash, parent, tokens: tokens.into(), num_children: 0 };
+        let previous = self.nodes[block.index()].replace(node);
+        assert!(previous.is_none(), "block {block} was in the prefix cache already");
+        Insertion::New
+    }
+
+    /// Notes that a table holds a block again.
+    pub(crate) fn take(&mut self, block: BlockId) {
+        if self.unheld.contains(block) {
+            self.unheld.remove(block);
+        }
+    }
+
+    /// Notes that no table holds a block any more.
+    pub(crate) fn let_go(&mut self, block: BlockId) {
+        self.unheld.push(block);
+    }
+
+    /// Forgets the least recently used block that no table holds.
+    pub(crate) fn evict(&mut self) -> Option<BlockId> {
+        let block = self.unheld.pop_oldest()?;
+        let node = self.nodes[block.index()].take().expect("an unheld block can be found");
+        assert_eq!(node.num_children, 0, "block {block} is evicted before what follows it");
+        self.by_hash.remove(&node.hash);
+        if let Parent::Block(parent) = node.parent {
+            let parent = self.nodes[parent.index()].as_mut();
+            parent.expect("parents outlive their children").num_children -= 1;
+        }
+        Some(block)
+    }
+
+    fn holds(&self, block: BlockId, parent: &Parent, tokens: &[u32]) -> bool {
+        let node = self.nodes[block.index()].as_ref().expect("a found block has a node");
+        node.parent == *parent && *node.tokens == *tokens
+    }
+
+    /// Checks that hashes and nodes agree, that parents are there and know their children, and that
+    /// children are evicted first.
+    pub(crate) fn check_integrity(&self) -> Result<(), KvCacheError> {
+        let mut num_children = vec![0; self.nodes.len()];
+        for (block, node) in self.blocks() {
+            if self.by_hash.get(&node.hash) != Some(&block) {
+                return Err(KvCacheError::LostPrefix { block });
+            }
+            if let Parent::Block(parent) = node.parent {
+                num_children[parent.index()] += 1;
+                if !self.contains(parent) {
+                    return Err(KvCacheError::OrphanBlock { block });
+                }
+            }
+        }
+        let wrong = |(block, node): &(BlockId, &Node)| {
+            node.num_children != num_children[block.index()] || self.len() > self.nodes.len()
+        };
+        if let Some((block, _)) = self.blocks().find(wrong) {
+            return Err(KvCacheError::LostPrefix { block });
+        }
+        self.check_order()
+    }
+
+    fn check_order(&self) -> Result<(), KvCacheError> {
+        let mut evicted = vec![false; self.nodes.len()];
+        for block in self.unheld.iter() {
+            let node = self.nodes[block.index()].as_ref();
+            let parent = node.map(|node| &node.parent);
+            if node.is_none() || matches!(parent, Some(Parent::Block(p)) if evicted[p.index()]) {
+                return Err(KvCacheError::OrphanBlock { block });
+            }
+            evicted[block.index()] = true;
+        }
+        Ok(())
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = (BlockId, &Node)> {
+        let ids = (0u32..).map(BlockId);
+        ids.zip(&self.nodes).filter_map(|(block, node)| Some((block, node.as_ref()?)))
+    }
+}
+
+fn parent(before: Option<&BlockId>, chain: &PrefixChain) -> Parent {
+    before.map_or_else(|| Parent::Start(chain.key().clone()), |&block| Parent::Block(block))
+}
