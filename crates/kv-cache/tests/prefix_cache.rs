@@ -13,14 +13,28 @@ use proptest::prelude::*;
 #[derive(Debug, Clone)]
 enum Call {
     /// A sequence begins with these tokens, of which it takes what can be found.
-    Begin { key: u32, tokens: Vec<u32> },
+    Begin {
+        key: u32,
+        tokens: Vec<u32>,
+    },
     /// A sequence grows.
-    Extend { table: usize, tokens: Vec<u32> },
+    Extend {
+        table: usize,
+        tokens: Vec<u32>,
+    },
     /// Its full blocks may be found.
-    Cache { table: usize, num_tokens: usize },
+    Cache {
+        table: usize,
+        num_tokens: usize,
+    },
     /// A second sequence begins with a sequence's first tokens and writes the last of them.
-    Share { table: usize, num_tokens: usize },
-    Release { table: usize },
+    Share {
+        table: usize,
+        num_tokens: usize,
+    },
+    Release {
+        table: usize,
+    },
 }
 
 /// Few tokens and keys, so that prefixes are met again.
@@ -180,7 +194,10 @@ impl World {
         let sequence = self.sequences.last_mut().unwrap();
         match sequence.table.make_private(num_tokens - 1, &mut self.cache) {
             Err(error) => {
-                assert_eq!((error, available), (KvCacheError::OutOfBlocks { needed: 1, free: 0 }, 0));
+                assert_eq!(
+                    (error, available),
+                    (KvCacheError::OutOfBlocks { needed: 1, free: 0 }, 0)
+                );
                 self.release(self.sequences.len() - 1);
             }
             Ok(copy) => {

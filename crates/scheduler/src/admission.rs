@@ -43,7 +43,7 @@ impl Scheduler {
         let own_margin = sequence.outgrows(num_blocks * self.config.block_size);
         let needed = num_blocks + num_growing + usize::from(own_margin);
         // While a token of it is in flight, its input is not known to the host.
-        sequence.num_pending == 0 && needed <= self.pool.num_free()
+        sequence.num_pending == 0 && needed <= self.cache.num_available()
     }
 
     /// Whether a running sequence may still need another block.
@@ -60,7 +60,7 @@ impl Scheduler {
         sequence.phase = Phase::Running(slot);
         sequence.is_fresh = true;
         let num_tokens = sequence.len();
-        let grown = sequence.table.grow_to(num_tokens, &mut self.pool);
+        let grown = sequence.table.grow_to(num_tokens, &mut self.cache);
         grown.expect("admission checked that the blocks are free");
     }
 }

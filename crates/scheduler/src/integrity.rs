@@ -17,7 +17,7 @@ impl Scheduler {
     /// # Errors
     /// The first violation found, in words.
     pub fn check_integrity(&self) -> Result<(), String> {
-        self.pool.check_integrity().map_err(|violation| violation.to_string())?;
+        self.cache.check_integrity().map_err(|violation| violation.to_string())?;
         self.check_blocks()?;
         self.check_slots()?;
         self.check_lists()?;
@@ -30,7 +30,7 @@ impl Scheduler {
     /// Reference counts are what the tables say, and, as nothing is shared, each block has one
     /// holder and so one writer.
     fn check_blocks(&self) -> Result<(), String> {
-        let mut holders: Vec<Option<SequenceId>> = vec![None; self.pool.num_total()];
+        let mut holders: Vec<Option<SequenceId>> = vec![None; self.cache.num_total()];
         for (&id, sequence) in &self.sequences {
             for &block in sequence.table.blocks() {
                 if let Some(other) = holders[block.index()].replace(id) {
@@ -39,7 +39,7 @@ impl Scheduler {
             }
         }
         for (block, holder) in (0u32..).map(BlockId).zip(holders) {
-            let (counted, held) = (self.pool.ref_count(block), u32::from(holder.is_some()));
+            let (counted, held) = (self.cache.ref_count(block), u32::from(holder.is_some()));
             if counted != held {
                 return Err(format!("block {block} counts {counted} references, has {held}"));
             }
@@ -155,12 +155,12 @@ mod tests {
             let violation = scheduler.check_integrity().unwrap_err();
             assert!(violation.contains(expected), "{violation:?} does not say {expected:?}");
         };
-        check(|s| s.pool.free(BlockId(0)), "block 0 counts 0 references, has 1");
-        check(|s| s.pool.retain(BlockId(2)), "block 2 counts 2 references, has 1");
-        check(|s| assert!(s.pool.allocate().is_some()), "block 4 counts 1 references, has 0");
+        check(|s| s.cache.free(BlockId(0)), "block 0 counts 0 references, has 1");
+        check(|s| s.cache.retain(BlockId(2)), "block 2 counts 2 references, has 1");
+        check(|s| assert!(s.cache.allocate().is_some()), "block 4 counts 1 references, has 0");
         check(
             |s| {
-                let shared = s.sequence(A).table.fork(2, &mut s.pool.clone());
+                let shared = s.sequence(A).table.share(2, &mut s.cache.clone());
                 s.sequence_mut(C).table = shared;
             },
             "block 0 is held by sequences",

@@ -10,7 +10,7 @@ impl Scheduler {
     pub(crate) fn make_room(&mut self, id: SequenceId) -> bool {
         loop {
             let sequence = self.sequences.get_mut(&id).expect("running sequences have a record");
-            if sequence.table.grow_to(sequence.num_computed + 1, &mut self.pool).is_ok() {
+            if sequence.table.grow_to(sequence.num_computed + 1, &mut self.cache).is_ok() {
                 return true;
             }
             assert!(self.running.len() > 1, "sequence {id} was admitted but does not fit alone");

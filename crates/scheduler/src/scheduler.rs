@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use inflight_kv_cache::{BlockPool, BlockTable, blocks_for};
+use inflight_kv_cache::{BlockTable, KvCache, blocks_for};
 
 use crate::queue::WaitingQueue;
 use crate::sequence::{Phase, Sequence, final_len};
@@ -22,7 +22,7 @@ pub struct Scheduler {
     pub(crate) waiting: WaitingQueue,
     /// Sequences that hold blocks, in order of arrival.
     pub(crate) running: Vec<SequenceId>,
-    pub(crate) pool: BlockPool,
+    pub(crate) cache: KvCache,
     pub(crate) state_slots: StateSlots,
     /// Arrival number of the next sequence.
     pub(crate) next_arrival: u64,
@@ -48,7 +48,7 @@ impl Scheduler {
             sequences: HashMap::new(),
             waiting: WaitingQueue::default(),
             running: Vec::new(),
-            pool: BlockPool::new(num_blocks),
+            cache: KvCache::new(num_blocks, false),
             state_slots: StateSlots::new(num_slots),
             next_arrival: 0,
             planned: 0,
@@ -174,7 +174,7 @@ impl Scheduler {
     /// Number of blocks that nobody holds.
     #[must_use]
     pub fn num_free_blocks(&self) -> usize {
-        self.pool.num_free()
+        self.cache.num_available()
     }
 
     /// Number of times that a sequence had to give its blocks back, since the start.
@@ -213,7 +213,7 @@ impl Scheduler {
         let Phase::Running(slot) = std::mem::replace(&mut sequence.phase, next) else {
             panic!("sequence {id} does not run");
         };
-        sequence.table.release(&mut self.pool);
+        sequence.table.release(&mut self.cache);
         self.state_slots.free(slot);
         self.running.retain(|&other| other != id);
     }
