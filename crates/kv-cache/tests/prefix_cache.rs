@@ -46,7 +46,8 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     let table = 0usize..8;
     let call = prop_oneof![
         3 => (0u32..2, tokens(1..30)).prop_map(|(key, tokens)| Call::Begin { key, tokens }),
-        3 => (table.clone(), tokens(1..8)).prop_map(|(table, tokens)| Call::Extend { table, tokens }),
+        3 => (table.clone(), tokens(1..8))
+            .prop_map(|(table, tokens)| Call::Extend { table, tokens }),
         4 => (table.clone(), 0usize..40)
             .prop_map(|(table, num_tokens)| Call::Cache { table, num_tokens }),
         2 => (table.clone(), 1usize..40)
