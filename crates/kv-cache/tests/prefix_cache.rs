@@ -192,7 +192,7 @@ impl World {
         self.sequences.push(Sequence { key, tokens, table, chain });
         let (free, available) = (self.cache.num_free(), self.cache.num_available());
         let evicted = self.evict(usize::from(free == 0 && available > 0));
-        let sequence = self.sequences.last_mut().unwrap();
+        let sequence = self.sequences.last_mut().expect("just pushed");
         match sequence.table.make_private(num_tokens - 1, &mut self.cache) {
             Err(error) => {
                 assert_eq!(
