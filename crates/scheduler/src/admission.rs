@@ -1,66 +1,169 @@
 //! Who joins the running sequences, and the blocks that it gets for that.
 //!
 //! Admission takes blocks for all tokens that a sequence has, so that only decodes ever ask for
-//! more, at most one block each, and a prefill once begun is never stuck half way.
+//! more, at most one block each, and a prefill once begun is never stuck half way. It begins with
+//! what it need not compute:
+//!
+//! ```text
+//!   tokens      [ found by prefix | moved from the host | to compute ]     the prefix cache, swap
+//!   tokens      [ the prompt but its last token         |     1      ]     another output's blocks
+//! ```
 
-use inflight_kv_cache::blocks_for;
+use inflight_kv_cache::{BlockId, blocks_for};
 
 use crate::batch::Batch;
+use crate::moves::BlockMove;
+use crate::preemption::LOOKAHEAD;
 use crate::scheduler::Scheduler;
-use crate::sequence::Phase;
+use crate::sequence::{Phase, Sequence};
 use crate::{SequenceId, StateSlot};
+
+/// What a sequence begins with when it is admitted.
+struct Beginning {
+    /// Blocks to share: found ones, or those of the sequence that has computed the same prompt.
+    blocks: Vec<BlockId>,
+    /// Whose blocks they are, if another output's.
+    leader: Option<SequenceId>,
+    /// Positions that need no computing.
+    num_computed: usize,
+}
 
 impl Scheduler {
     /// First chunks for sequences from the front of the queue, while slots, blocks and budget last.
-    /// Nobody overtakes: if the first cannot be admitted, the others wait behind it.
+    /// If the first cannot be admitted, the others wait behind it; only who waits for a prefix that
+    /// is being computed is overtaken.
     pub(crate) fn plan_admissions(&mut self, batch: &mut Batch) {
-        if self.waiting.is_empty() || self.budget_left(batch) == 0 {
-            return;
-        }
-        let mut num_growing = self.running.iter().filter(|&&id| self.can_grow(id)).count();
-        while let Some(id) = self.waiting.first()
-            && self.budget_left(batch) > 0
-            && self.has_room_for(id, num_growing)
+        while self.budget_left(batch) > 0
+            && self.state_slots.has_free()
+            && let Some(id) = self.next_to_admit()
+            && let Some(beginning) = self.find_beginning(id)
+            && self.can_count_from(id, &beginning, batch)
             && let Some(slot) = self.state_slots.allocate()
         {
-            self.admit(id, slot);
-            num_growing += usize::from(self.can_grow(id));
-            let len = self.sequence(id).num_uncomputed().min(self.budget_left(batch));
-            self.push_row(id, len, batch);
+            self.admit(id, slot, &beginning);
+            let sequence = self.sequence(id);
+            if sequence.num_loading == 0 {
+                let len = sequence.num_uncomputed().min(self.budget_left(batch));
+                self.push_row(id, len, batch);
+            }
         }
     }
 
-    /// Whether a waiting sequence can be admitted beside running ones of which `num_growing` may
-    /// still need another block.
-    ///
-    /// There must be blocks for all tokens that it has, and then one for each that may need one,
-    /// itself included. Without that margin the next decode in need of a block would throw the
-    /// newcomer out again. A lone sequence always passes, since its margin is part of what
-    /// [`check_fits`](Self::check_fits) found to fit.
-    fn has_room_for(&self, id: SequenceId, num_growing: usize) -> bool {
-        let sequence = self.sequence(id);
-        let num_blocks = blocks_for(sequence.len(), self.config.block_size);
-        let own_margin = sequence.outgrows(num_blocks * self.config.block_size);
-        let needed = num_blocks + num_growing + usize::from(own_margin);
-        // While a token of it is in flight, its input is not known to the host.
-        sequence.num_pending == 0 && needed <= self.cache.num_available()
+    fn next_to_admit(&self) -> Option<SequenceId> {
+        self.waiting.iter().find(|&id| !self.waits_for_prefix(id))
     }
 
-    /// Whether a running sequence may still need another block.
-    fn can_grow(&self, id: SequenceId) -> bool {
+    /// Whether the tokens that a sequence does not compute can be counted in the batch.
+    fn can_count_from(&self, id: SequenceId, beginning: &Beginning, batch: &Batch) -> bool {
+        let counts = self.sequence(id).counts_tokens;
+        self.can_count(if counts { beginning.num_computed } else { 0 }, batch)
+    }
+
+    /// What a waiting sequence begins with, if there is room for it now.
+    fn find_beginning(&self, id: SequenceId) -> Option<Beginning> {
         let sequence = self.sequence(id);
-        sequence.outgrows(sequence.table.capacity())
+        // While a token of it is in flight, its input is not known to the host; while blocks of it
+        // are, they cannot come back.
+        let is_leaving = sequence.swapped.as_ref().is_some_and(|swapped| swapped.num_leaving > 0);
+        if sequence.num_pending > 0 || is_leaving {
+            return None;
+        }
+        let beginning = self.shared_prompt(sequence).unwrap_or_else(|| {
+            let blocks = self.find_prefix(sequence);
+            let num_found = blocks.len() * self.config.block_size;
+            let num_swapped = sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_computed);
+            Beginning { blocks, leader: None, num_computed: num_found.max(num_swapped) }
+        });
+        self.has_room_for(sequence, &beginning).then_some(beginning)
+    }
+
+    /// The whole prompt but its last token, if the sequence that computes it for both runs.
+    fn shared_prompt(&self, sequence: &Sequence) -> Option<Beginning> {
+        let leader = sequence.shares_prompt_of?;
+        let table = &self.sequences.get(&leader)?.table;
+        let num_computed = sequence.prompt_len - 1;
+        let blocks = table.blocks().get(..blocks_for(num_computed, self.config.block_size))?;
+        Some(Beginning { blocks: blocks.to_vec(), leader: Some(leader), num_computed })
+    }
+
+    /// Whether a waiting sequence can be admitted beside the running ones.
+    ///
+    /// There must be blocks for all tokens that it has, and then some for each that may need more,
+    /// itself included. Without that margin the next decode in need of a block would throw the
+    /// newcomer out again; and each time that it was thrown out, the margin doubles. It never
+    /// exceeds what all of them can come to need, so a lone sequence always passes: that much is
+    /// what [`check_fits`](Self::check_fits) found to fit.
+    fn has_room_for(&self, sequence: &Sequence, beginning: &Beginning) -> bool {
+        let block_size = self.config.block_size;
+        let num_blocks = blocks_for(sequence.len(), block_size);
+        // A shared block that is partly filled is copied.
+        let num_full = beginning.blocks.len().min(beginning.num_computed / block_size);
+        let num_unheld =
+            beginning.blocks.iter().filter(|&&block| self.cache.is_unheld(block)).count();
+        let needed = num_blocks - num_full + num_unheld;
+        let available = self.cache.num_available();
+        needed <= available && needed + self.margin(sequence, num_blocks) <= available
+    }
+
+    /// Blocks to leave free when a sequence joins with `num_blocks`.
+    fn margin(&self, sequence: &Sequence, num_blocks: usize) -> usize {
+        let swaps = self.swap.num_total() > 0;
+        let unit = if swaps { LOOKAHEAD.div_ceil(self.config.block_size) } else { 1 };
+        let each = unit << sequence.num_preemptions.min(16);
+        let others = self.running.iter().map(|&id| {
+            let other = self.sequence(id);
+            self.most_growth(other, other.table.blocks().len()).min(each)
+        });
+        others.sum::<usize>() + self.most_growth(sequence, num_blocks).min(each)
+    }
+
+    /// How many blocks a sequence that has `num_blocks` can come to need. The last token is never an
+    /// input, so its position needs no place.
+    fn most_growth(&self, sequence: &Sequence, num_blocks: usize) -> usize {
+        blocks_for(sequence.final_len - 1, self.config.block_size).saturating_sub(num_blocks)
     }
 
     /// Moves a waiting sequence to the running ones and reserves blocks for its tokens.
-    fn admit(&mut self, id: SequenceId, slot: StateSlot) {
+    fn admit(&mut self, id: SequenceId, slot: StateSlot, beginning: &Beginning) {
+        let room = "admission checked that the blocks are there";
+        self.waiting.remove(&self.sequences[&id]);
+        let shared = beginning.leader.map(|leader| {
+            self.sequences[&leader].table.share(beginning.num_computed, &mut self.cache)
+        });
         let sequence = self.sequences.get_mut(&id).expect("waiting sequences have a record");
-        self.waiting.remove(sequence);
-        self.running.push(id);
+        let arrival = sequence.arrival;
+        match shared {
+            Some(shared) => sequence.table = shared,
+            None => sequence.table.adopt(&beginning.blocks, &mut self.cache),
+        }
         sequence.phase = Phase::Running(slot);
         sequence.is_fresh = true;
+        sequence.shares_prompt_of = None;
+        sequence.num_computed = beginning.num_computed;
+        sequence.num_cached_tokens.get_or_insert(beginning.num_computed);
+        let copy = sequence.table.make_private(sequence.num_computed, &mut self.cache).expect(room);
         let num_tokens = sequence.len();
-        let grown = sequence.table.grow_to(num_tokens, &mut self.cache);
-        grown.expect("admission checked that the blocks are free");
+        sequence.table.grow_to(num_tokens, &mut self.cache).expect(room);
+        copy.into_iter().for_each(|copy| self.moves.copy(id, copy));
+        self.load(id, beginning.blocks.len());
+        self.announce_blocks(id);
+        let later = self.running.partition_point(|other| self.sequences[other].arrival < arrival);
+        self.running.insert(later, id);
+    }
+
+    /// Has the blocks of a sequence that came back moved from the host, but for the first ones,
+    /// which were found on the device.
+    fn load(&mut self, id: SequenceId, num_found: usize) {
+        let sequence = self.sequences.get_mut(&id).expect("waiting sequences have a record");
+        let Some(swapped) = sequence.swapped.take() else { return };
+        let pairs = sequence.table.blocks().iter().zip(&swapped.blocks).skip(num_found);
+        for (&device, &host) in pairs.rev() {
+            let block = BlockMove { sequence: id, device, host };
+            self.moves.swap_in(block, (&mut self.cache, &mut self.swap));
+            sequence.num_loading += 1;
+            sequence.num_arriving += 1;
+        }
+        // From here on the moves hold what is still to be read.
+        swapped.blocks.into_iter().for_each(|block| self.swap.free(block));
     }
 }

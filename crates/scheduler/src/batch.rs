@@ -1,6 +1,6 @@
 //! What one step runs.
 
-use crate::{SequenceId, StateSlot};
+use crate::{Moves, SequenceId, StateSlot};
 
 /// The rows of one step, planned and not yet launched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -8,13 +8,22 @@ pub struct Batch {
     /// Counts the plans of a scheduler, from 1; names the batch in traces.
     pub number: u64,
     /// Rows in the order of the device's inputs: rows of one token, then chunks, each in order of
-    /// arrival. Never empty.
+    /// arrival. May be empty if there is something to move.
     pub rows: Vec<Row>,
     /// Sum of the rows' lengths.
     pub num_tokens: usize,
+    /// Sum of [`Row::num_uncounted`].
+    pub num_uncounted: usize,
+    /// Blocks to copy before, and to move beside computing the rows.
+    pub moves: Moves,
 }
 
 impl Batch {
+    pub(crate) fn new(number: u64) -> Self {
+        let (rows, moves) = (Vec::new(), Moves::default());
+        Self { number, rows, num_tokens: 0, num_uncounted: 0, moves }
+    }
+
     /// The rows that yield a token, in row order: the order of the device's sampled outputs and of
     /// the calls to [`commit`](crate::Scheduler::commit).
     pub fn sampled_rows(&self) -> impl Iterator<Item = &Row> {
@@ -48,8 +57,11 @@ pub struct Row {
     /// decode and for the last chunk of a prefill.
     pub samples: bool,
     /// First row since the state slot was assigned: the device's sampling state must be cleared.
-    /// As such a row starts at position 0, counting the inputs of each row rebuilds the state.
     pub fresh: bool,
+    /// Tokens before `start` that no row has had as inputs since the state slot was assigned, as
+    /// their keys and values were found or moved: they must be counted before this row's own.
+    /// Not 0 only in a fresh row, and only for sequences whose tokens are counted.
+    pub num_uncounted: usize,
     /// Tokens of the prompt; later ones are generated, also when they are computed again after a
     /// preemption.
     pub prompt_len: usize,

@@ -44,6 +44,7 @@ impl Scheduler {
         assert_eq!(number, self.planned, "the batch launched is not the latest plan");
         assert!(number > self.launched, "batch {number} was launched twice");
         self.launched = number;
+        self.launch_moves(batch);
         for row in &batch.rows {
             // Aborted since it was planned: nothing is left to move.
             let Some(sequence) = self.sequences.get_mut(&row.id) else { continue };
@@ -51,7 +52,9 @@ impl Scheduler {
             sequence.num_computed = row.context_len;
             sequence.num_pending += usize::from(row.samples);
             sequence.is_fresh = false;
-            if sequence.is_complete() {
+            let is_complete = sequence.is_complete();
+            self.cache_blocks(row.id);
+            if is_complete {
                 self.release(row.id, Phase::Finishing);
             }
         }
@@ -70,6 +73,8 @@ impl Scheduler {
         assert!(sequence.num_pending > 0, "sequence {id} has no token in flight");
         sequence.num_pending -= 1;
         sequence.tokens.push(token);
+        self.cache_blocks(id);
+        let sequence = self.sequence(id);
         let commit = Commit {
             token,
             finish: sequence.finish_reason(token),

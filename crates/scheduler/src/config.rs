@@ -1,6 +1,6 @@
 //! The limits a scheduler works under.
 
-use crate::SchedulerError;
+use crate::{MemoryConfig, SchedulerError};
 
 /// Limits of one scheduler, fixed for its life.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct SchedulerConfig {
     /// Blocks of the KV cache. May hold less than one sequence of `max_model_len`; requests that
     /// need more are refused.
     pub num_blocks: usize,
+    /// What is kept in it, and how sequences give way.
+    pub memory: MemoryConfig,
 }
 
 impl SchedulerConfig {
@@ -45,6 +47,13 @@ impl SchedulerConfig {
                 max_num_seqs,
             });
         }
+        let MemoryConfig { num_swap_blocks, max_moved_blocks, .. } = self.memory;
+        if u32::try_from(num_swap_blocks).is_err() {
+            return Err(SchedulerError::SwapSpaceTooLarge { num_swap_blocks });
+        }
+        if num_swap_blocks > 0 && max_moved_blocks == 0 {
+            return Err(SchedulerError::ZeroLimit { field: "max_moved_blocks" });
+        }
         let places = num_blocks.checked_mul(block_size);
         if places.is_none_or(|places| u32::try_from(places).is_err()) {
             return Err(SchedulerError::CacheTooLarge { num_blocks, block_size });
@@ -56,6 +65,7 @@ impl SchedulerConfig {
 #[cfg(test)]
 mod tests {
     use super::SchedulerConfig;
+    use crate::{MemoryConfig, Preemption};
 
     #[test]
     fn each_bad_limit_is_named() {
@@ -65,6 +75,12 @@ mod tests {
             max_model_len: 1,
             block_size: 16,
             num_blocks: 1,
+            memory: MemoryConfig {
+                prefix_caching: true,
+                preemption: Preemption::Auto,
+                num_swap_blocks: 1,
+                max_moved_blocks: 1,
+            },
         };
         assert_eq!(good.validate(), Ok(()));
         let check = |damage: fn(&mut SchedulerConfig), expected: &str| {
@@ -80,6 +96,8 @@ mod tests {
         check(|c| c.num_blocks = 0, "num_blocks must be at least 1");
         check(|c| c.max_num_batched_tokens = 3, "max_num_batched_tokens (3) must be at least");
         check(|c| c.max_num_seqs = 1 << 32, "max_num_seqs (4294967296) must fit 32 bits");
+        check(|c| c.memory.max_moved_blocks = 0, "max_moved_blocks must be at least 1");
+        check(|c| c.memory.num_swap_blocks = 1 << 32, "num_swap_blocks (4294967296) must fit");
         check(|c| c.num_blocks = 1 << 28, "num_blocks (268435456) times block_size (16) must");
         check(|c| c.num_blocks = usize::MAX, "num_blocks (18446744073709551615) times");
     }

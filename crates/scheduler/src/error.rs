@@ -31,6 +31,13 @@ pub enum SchedulerError {
         max_num_seqs: usize,
     },
 
+    /// More blocks of host memory than can be numbered.
+    #[error("num_swap_blocks ({num_swap_blocks}) must fit 32 bits")]
+    SwapSpaceTooLarge {
+        /// Number of blocks.
+        num_swap_blocks: usize,
+    },
+
     /// More token places than a 32-bit slot mapping can address.
     #[error("num_blocks ({num_blocks}) times block_size ({block_size}) must fit 32 bits")]
     CacheTooLarge {

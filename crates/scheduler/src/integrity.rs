@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use inflight_kv_cache::BlockId;
+use inflight_kv_cache::{BlockId, HostBlockId};
 
 use crate::scheduler::Scheduler;
 use crate::sequence::{Phase, Sequence};
@@ -19,6 +19,7 @@ impl Scheduler {
     pub fn check_integrity(&self) -> Result<(), String> {
         self.cache.check_integrity().map_err(|violation| violation.to_string())?;
         self.check_blocks()?;
+        self.check_swap()?;
         self.check_slots()?;
         self.check_lists()?;
         for (&id, sequence) in &self.sequences {
@@ -27,19 +28,57 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Reference counts are what the tables say, and, as nothing is shared, each block has one
-    /// holder and so one writer.
+    /// Reference counts are what tables, the prefix cache and moves hold, and a sequence alone holds
+    /// the blocks that it is still to write.
     fn check_blocks(&self) -> Result<(), String> {
-        let mut holders: Vec<Option<SequenceId>> = vec![None; self.cache.num_total()];
-        for (&id, sequence) in &self.sequences {
-            for &block in sequence.table.blocks() {
-                if let Some(other) = holders[block.index()].replace(id) {
-                    return Err(format!("block {block} is held by sequences {other} and {id}"));
-                }
+        let mut held = vec![0; self.cache.num_total()];
+        let mut owned = vec![false; self.cache.num_total()];
+        let in_tables = self.sequences.values().flat_map(|sequence| sequence.table.blocks());
+        for block in in_tables.copied().chain(self.moves.held_blocks()) {
+            held[block.index()] += 1;
+            owned[block.index()] = true;
+        }
+        for (block, held) in (0u32..).map(BlockId).zip(held) {
+            let (counted, held) =
+                (self.cache.ref_count(block), held + u32::from(self.cache.is_cached(block)));
+            if counted != held {
+                return Err(format!("block {block} counts {counted} references, has {held}"));
             }
         }
-        for (block, holder) in (0u32..).map(BlockId).zip(holders) {
-            let (counted, held) = (self.cache.ref_count(block), u32::from(holder.is_some()));
+        let num_owned = owned.iter().filter(|&&owned| owned).count();
+        let (free, cached) = (self.cache.num_free(), self.cache.num_cached());
+        if free + num_owned + cached != self.cache.num_total() {
+            return Err(format!("{free} free, {num_owned} owned and {cached} cached are not all"));
+        }
+        let block_size = self.config.block_size;
+        for (&id, sequence) in &self.sequences {
+            let first = sequence.num_computed;
+            let to_write = (first..sequence.table.capacity()).step_by(block_size);
+            if to_write.into_iter().any(|at| self.is_shared_with_tables(sequence, at)) {
+                return Err(format!("sequence {id} is to write to a block that others hold"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves from the host hold their blocks, too, until they are done; they come before any write.
+    fn is_shared_with_tables(&self, sequence: &Sequence, position: usize) -> bool {
+        let block = sequence.table.blocks()[position / self.config.block_size];
+        let by_moves = self.moves.held_blocks().filter(|&held| held == block).count();
+        self.cache.ref_count(block) as usize - by_moves > 1
+    }
+
+    /// The same for the host's blocks, which sequences hold that gave way.
+    fn check_swap(&self) -> Result<(), String> {
+        self.swap.check_integrity().map_err(|violation| format!("swap space: {violation}"))?;
+        let mut held = vec![0; self.swap.num_total()];
+        let swapped = self.sequences.values().filter_map(|sequence| sequence.swapped.as_ref());
+        let by_sequences = swapped.flat_map(|swapped| &swapped.blocks).copied();
+        for block in by_sequences.chain(self.moves.held_host_blocks()) {
+            held[block.0 as usize] += 1;
+        }
+        for (block, held) in (0u32..).map(HostBlockId).zip(held) {
+            let counted = self.swap.ref_count(block);
             if counted != held {
                 return Err(format!("block {block} counts {counted} references, has {held}"));
             }
@@ -63,7 +102,7 @@ impl Scheduler {
         Err(format!("free and owned state slots are not each slot once: {slots:?}"))
     }
 
-    /// The two lists hold each sequence that waits or runs once, in order of arrival.
+    /// The two lists hold each sequence that waits or runs once, each in order of arrival.
     fn check_lists(&self) -> Result<(), String> {
         let mut listed = HashSet::new();
         let mut latest = None;
@@ -71,6 +110,9 @@ impl Scheduler {
             let Some(sequence) = self.sequences.get(&id) else {
                 return Err(format!("sequence {id} is listed but has no record"));
             };
+            if listed.len() == self.running.len() {
+                latest = None;
+            }
             if latest.replace(sequence.arrival).is_some_and(|latest| latest >= sequence.arrival) {
                 return Err(format!("sequence {id} is listed behind one that arrived later"));
             }
@@ -101,7 +143,8 @@ fn check_sequence(sequence: &Sequence) -> Result<(), String> {
         Phase::Running(_) => {
             let num_left = len.checked_sub(num_computed);
             let is_behind = num_left.is_some_and(|left| left == 1 || left > 1 && num_pending == 0);
-            is_behind && num_computed <= capacity && len < final_len
+            let is_here = sequence.swapped.is_none();
+            is_behind && is_here && num_computed <= capacity && len < final_len
         }
         Phase::Finishing => num_pending > 0 && capacity == 0 && len == final_len,
     };
@@ -120,7 +163,9 @@ mod tests {
     use inflight_kv_cache::BlockId;
 
     use crate::sequence::Phase;
-    use crate::{Scheduler, SchedulerConfig, SequenceId, SequenceSpec, StateSlot};
+    use crate::{
+        MemoryConfig, Preemption, Scheduler, SchedulerConfig, SequenceId, SequenceSpec, StateSlot,
+    };
 
     const A: SequenceId = SequenceId(0);
     const B: SequenceId = SequenceId(1);
@@ -134,12 +179,18 @@ mod tests {
             max_model_len: 100,
             block_size: 2,
             num_blocks: 20,
+            memory: MemoryConfig {
+                prefix_caching: false,
+                preemption: Preemption::Auto,
+                num_swap_blocks: 1,
+                max_moved_blocks: 1,
+            },
         })
         .unwrap();
         for id in [A, B, C] {
-            let (prompt, stop_token_ids) = (vec![1; 4], Vec::new());
-            let spec = SequenceSpec { id, prompt, max_tokens: 4, min_tokens: 0, stop_token_ids };
-            scheduler.add(spec).unwrap();
+            scheduler
+                .add(SequenceSpec { max_tokens: 4, ..SequenceSpec::new(id, vec![1; 4]) })
+                .unwrap();
         }
         let batch = scheduler.plan().unwrap();
         scheduler.advance(&batch);
@@ -163,10 +214,24 @@ mod tests {
                 let shared = s.sequence(A).table.share(2, &mut s.cache.clone());
                 s.sequence_mut(C).table = shared;
             },
-            "block 0 is held by sequences",
+            "block 0 counts 1 references, has 2",
         );
         check(|s| s.state_slots.free(StateSlot(1)), "state slots are not each slot once");
         check(|s| s.sequence_mut(A).phase = Phase::Waiting, "state slots are not each slot once");
+        check(
+            |s| s.sequence_mut(A).num_computed = 0,
+            "sequence 0: Running(StateSlot(0)) with 0 of 5",
+        );
+        check(
+            |s| {
+                let shared = s.sequences[&B].table.share(4, &mut s.cache);
+                let table = &mut s.sequences.get_mut(&A).unwrap().table;
+                table.release(&mut s.cache);
+                *table = shared;
+            },
+            "sequence 1 is to write to a block that others hold",
+        );
+        check(|s| drop(s.swap.allocate(1)), "block host 0 counts 1 references, has 0");
         check(|s| s.running.swap(0, 1), "sequence 0 is listed behind one that arrived later");
         check(
             |s| {

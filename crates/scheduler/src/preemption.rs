@@ -1,36 +1,151 @@
-//! Who gives way when a running sequence needs a block and none is free.
+//! Who gives way when blocks run out, and what becomes of its keys and values.
+//!
+//! Recomputing frees blocks at once. Moving them to the host takes until the batch that carries the
+//! moves was collected, so it begins [`LOOKAHEAD`] steps before the blocks are missed, and nobody
+//! waits for it:
+//!
+//! ```text
+//!   plan      N+1: too few blocks     N+2                    N+3: the blocks are free
+//!             for the next steps
+//!   compute   ------- N -------|------- N+1 -------|------- N+2 -------|
+//!   d2h                         [victim's blocks]
+//! ```
 
-use crate::SequenceId;
+use inflight_kv_cache::blocks_for;
+
+use crate::batch::Batch;
+use crate::moves::BlockMove;
 use crate::scheduler::Scheduler;
-use crate::sequence::Phase;
+use crate::sequence::{Phase, Sequence, Swapped};
+use crate::{Preemption, SequenceId};
+
+/// Tokens of every running sequence for which blocks must be there or on their way: those of the
+/// next step and of the two before whose plan the blocks of a batch launched now come free.
+pub(crate) const LOOKAHEAD: usize = 3;
 
 impl Scheduler {
     /// Gives a running sequence the block that its next token needs, if need be at the cost of
-    /// newer ones. False when it is the newest itself and had to give way.
+    /// newer ones. False when it is the newest itself and had to give way, or when blocks are on
+    /// their way that it is to wait for.
     pub(crate) fn make_room(&mut self, id: SequenceId) -> bool {
         loop {
             let sequence = self.sequences.get_mut(&id).expect("running sequences have a record");
             if sequence.table.grow_to(sequence.num_computed + 1, &mut self.cache).is_ok() {
                 return true;
             }
+            if !self.moves.is_empty() {
+                return false;
+            }
             assert!(self.running.len() > 1, "sequence {id} was admitted but does not fit alone");
-            if self.preempt_newest() == id {
+            let newest = *self.running.last().expect("one of them asks for a block");
+            if self.is_better_swapped(self.sequence(newest)) {
+                self.swap_out(newest);
+            } else {
+                self.recompute(newest);
+            }
+            if newest == id {
                 return false;
             }
         }
     }
 
-    /// Takes all blocks from the newest running sequence and returns it to the queue, where it is
-    /// first. It keeps its tokens, and computes their keys and values again when it comes back.
+    /// Begins to move the newest sequences to the host if blocks will run out in the next steps.
+    pub(crate) fn plan_swaps(&mut self) {
+        if self.swap.num_total() == 0 {
+            return;
+        }
+        let wanted = self.running.iter().map(|&id| self.growth_soon(self.sequence(id)));
+        let mut wanted: usize = wanted.sum();
+        while wanted > self.cache.num_available() + self.moves.num_leaving()
+            && self.running.len() > 1
+            && let Some(&newest) = self.running.last()
+            && self.is_better_swapped(self.sequence(newest))
+        {
+            wanted -= self.growth_soon(self.sequence(newest));
+            self.swap_out(newest);
+        }
+    }
+
+    /// Blocks that a running sequence needs for its next [`LOOKAHEAD`] tokens.
+    fn growth_soon(&self, sequence: &Sequence) -> usize {
+        let num_places = (sequence.num_computed + LOOKAHEAD).min(sequence.final_len - 1);
+        let num_blocks = blocks_for(num_places, self.config.block_size);
+        num_blocks.saturating_sub(sequence.table.blocks().len())
+    }
+
+    /// Whether a running sequence that has to give way should keep its keys and values on the host.
+    fn is_better_swapped(&self, sequence: &Sequence) -> bool {
+        let num_blocks = blocks_for(sequence.num_computed, self.config.block_size);
+        let may_swap =
+            sequence.num_arriving == 0 && (1..=self.swap.num_free()).contains(&num_blocks);
+        may_swap
+            && match self.config.memory.preemption {
+                Preemption::Recompute => false,
+                Preemption::Swap => true,
+                Preemption::Auto => self
+                    .costs
+                    .is_some_and(|costs| costs.swap_is_faster(num_blocks, sequence.num_computed)),
+            }
+    }
+
+    /// Takes all blocks from a running sequence and returns it to the queue, where it is first. It
+    /// keeps its tokens, and computes their keys and values again when it comes back, unless the
+    /// prefix cache still has them.
     ///
-    /// That cannot be in the same plan: it needs as many blocks as it gave, or one more if it gave
-    /// way to itself, and no others are free, or nobody would have had to give way.
-    fn preempt_newest(&mut self) -> SequenceId {
-        let id = *self.running.last().expect("only called while sequences run");
+    /// It does not come back in the same plan: it needs as many blocks as it gave, or one more if it
+    /// gave way to itself, and no others are free, or nobody would have had to give way.
+    fn recompute(&mut self, id: SequenceId) {
         self.release(id, Phase::Waiting);
-        self.sequence_mut(id).num_computed = 0;
+        let sequence = self.sequence_mut(id);
+        sequence.num_computed = 0;
+        sequence.num_preemptions += 1;
         self.waiting.insert(id, &self.sequences[&id]);
         self.num_preemptions += 1;
-        id
+    }
+
+    /// As [`recompute`](Self::recompute), but has the keys and values moved to the host first. The
+    /// moves hold the blocks until they are done.
+    fn swap_out(&mut self, id: SequenceId) {
+        let sequence = self.sequence(id);
+        let num_computed = sequence.num_computed;
+        let num_blocks = blocks_for(num_computed, self.config.block_size);
+        let on_device = sequence.table.blocks()[..num_blocks].to_vec();
+        let blocks = self.swap.allocate(num_blocks).expect("only called if there is room");
+        for (device, &host) in on_device.into_iter().zip(&blocks).rev() {
+            let block = BlockMove { sequence: id, device, host };
+            self.moves.swap_out(block, (&mut self.cache, &mut self.swap));
+        }
+        self.recompute(id);
+        let swapped = Swapped { blocks, num_computed, num_leaving: num_blocks };
+        self.sequence_mut(id).swapped = Some(swapped);
+        self.num_swaps += 1;
+    }
+
+    /// Notes that a batch's moves were launched.
+    pub(crate) fn launch_moves(&mut self, batch: &Batch) {
+        self.moves.launch(batch.number, &batch.moves, &mut self.cache);
+        for block in &batch.moves.swap_in {
+            if let Some(sequence) = self.sequences.get_mut(&block.sequence) {
+                sequence.num_loading -= 1;
+            }
+        }
+    }
+
+    /// Notes that a batch was collected: what it moved is moved. To be called once for every
+    /// launched batch, in order.
+    pub fn collect(&mut self, batch: &Batch) {
+        let memory = (&mut self.cache, &mut self.swap);
+        let moves = self.moves.collect(batch.number, memory);
+        for block in moves.swap_out {
+            let sequence = self.sequences.get_mut(&block.sequence);
+            if let Some(swapped) = sequence.and_then(|sequence| sequence.swapped.as_mut()) {
+                swapped.num_leaving -= 1;
+            }
+        }
+        for block in moves.swap_in {
+            if let Some(sequence) = self.sequences.get_mut(&block.sequence) {
+                sequence.num_arriving -= 1;
+            }
+        }
     }
 }

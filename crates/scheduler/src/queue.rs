@@ -28,20 +28,12 @@ impl WaitingQueue {
         self.by_rank.remove(&sequence.arrival);
     }
 
-    /// Who is next.
-    pub(crate) fn first(&self) -> Option<SequenceId> {
-        self.by_rank.values().next().copied()
-    }
-
+    /// All, the next one first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = SequenceId> {
         self.by_rank.values().copied()
     }
 
     pub(crate) fn len(&self) -> usize {
         self.by_rank.len()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_rank.is_empty()
     }
 }

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use inflight_kv_cache::{BlockTable, KvCache, blocks_for};
+use inflight_kv_cache::{BlockHash, BlockTable, KvCache, SwapSpace, blocks_for};
 
+use crate::moves::MoveQueue;
 use crate::queue::WaitingQueue;
 use crate::sequence::{Phase, Sequence, final_len};
 use crate::state_slot::StateSlots;
-use crate::{AdmissionError, SchedulerConfig, SchedulerError, SequenceId, SequenceSpec};
+use crate::{AdmissionError, MoveCosts, SchedulerConfig, SchedulerError, SequenceId, SequenceSpec};
 
 /// Owns every sequence, its blocks and its state slot, and plans batches.
 ///
@@ -23,6 +24,12 @@ pub struct Scheduler {
     /// Sequences that hold blocks, in order of arrival.
     pub(crate) running: Vec<SequenceId>,
     pub(crate) cache: KvCache,
+    pub(crate) swap: SwapSpace,
+    pub(crate) moves: MoveQueue,
+    /// What giving way costs; `None` until it was measured.
+    pub(crate) costs: Option<MoveCosts>,
+    /// Blocks that running sequences are about to compute, by their hashes, and who computes them.
+    pub(crate) announced: HashMap<BlockHash, SequenceId>,
     pub(crate) state_slots: StateSlots,
     /// Arrival number of the next sequence.
     pub(crate) next_arrival: u64,
@@ -31,6 +38,7 @@ pub struct Scheduler {
     /// Number of the latest batch launched.
     pub(crate) launched: u64,
     pub(crate) num_preemptions: u64,
+    pub(crate) num_swaps: u64,
 }
 
 impl Scheduler {
@@ -44,11 +52,16 @@ impl Scheduler {
         let num_blocks = u32::try_from(config.num_blocks).expect(fits);
         let num_slots = u32::try_from(config.max_num_seqs).expect(fits);
         Ok(Self {
-            config,
             sequences: HashMap::new(),
             waiting: WaitingQueue::default(),
             running: Vec::new(),
-            cache: KvCache::new(num_blocks, false),
+            cache: KvCache::new(num_blocks, config.memory.prefix_caching),
+            swap: SwapSpace::new(u32::try_from(config.memory.num_swap_blocks).expect(fits)),
+            moves: MoveQueue::default(),
+            costs: None,
+            announced: HashMap::new(),
+            num_swaps: 0,
+            config,
             state_slots: StateSlots::new(num_slots),
             next_arrival: 0,
             planned: 0,
@@ -152,10 +165,10 @@ impl Scheduler {
         &self.sequence(id).table
     }
 
-    /// Whether every sequence has ended.
+    /// Whether every sequence has ended and nothing is on its way between host and device.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty()
+        self.sequences.is_empty() && self.moves.is_empty()
     }
 
     /// Number of sequences in the queue.
@@ -171,10 +184,42 @@ impl Scheduler {
         self.sequences.len() - self.waiting.len()
     }
 
-    /// Number of blocks that nobody holds.
+    /// Number of blocks that nobody needs: free ones, and those that only the prefix cache holds.
     #[must_use]
     pub fn num_free_blocks(&self) -> usize {
         self.cache.num_available()
+    }
+
+    /// Number of blocks that only the prefix cache holds.
+    #[must_use]
+    pub fn num_cached_blocks(&self) -> usize {
+        self.cache.num_cached()
+    }
+
+    /// Number of blocks of the swap space that nobody holds.
+    #[must_use]
+    pub fn num_free_swap_blocks(&self) -> usize {
+        self.swap.num_free()
+    }
+
+    /// Number of preemptions whose keys and values moved to the host, since the start.
+    #[must_use]
+    pub fn num_swaps(&self) -> u64 {
+        self.num_swaps
+    }
+
+    /// Prompt tokens of a sequence that others had computed when it was first admitted.
+    ///
+    /// # Panics
+    /// When there is no such sequence.
+    #[must_use]
+    pub fn num_cached_tokens(&self, id: SequenceId) -> usize {
+        self.sequence(id).num_cached_tokens.unwrap_or(0)
+    }
+
+    /// Tells what giving way costs; the latest counts.
+    pub fn set_costs(&mut self, costs: MoveCosts) {
+        self.costs = Some(costs);
     }
 
     /// Number of times that a sequence had to give its blocks back, since the start.
@@ -204,7 +249,11 @@ impl Scheduler {
             Phase::Running(_) => self.release(id, Phase::Finishing),
             Phase::Finishing => {}
         }
-        self.sequences.remove(&id);
+        let ended = self.sequences.remove(&id);
+        for block in ended.and_then(|sequence| sequence.swapped).into_iter().flat_map(|s| s.blocks)
+        {
+            self.swap.free(block);
+        }
     }
 
     /// Takes a running sequence's blocks and state slot, leaving it in another phase.
@@ -213,6 +262,12 @@ impl Scheduler {
         let Phase::Running(slot) = std::mem::replace(&mut sequence.phase, next) else {
             panic!("sequence {id} does not run");
         };
+        self.moves.cancel_copies(id, &mut self.cache);
+        for hash in &sequence.chain.hashes()[sequence.table.num_cached()..] {
+            if self.announced.get(hash) == Some(&id) {
+                self.announced.remove(hash);
+            }
+        }
         sequence.table.release(&mut self.cache);
         self.state_slots.free(slot);
         self.running.retain(|&other| other != id);

@@ -1,8 +1,8 @@
 //! One sequence: what was asked for, its tokens, and how far it has come.
 
-use std::fmt;
+use std::{cell::Cell, fmt};
 
-use inflight_kv_cache::BlockTable;
+use inflight_kv_cache::{BlockHash, BlockTable, HostBlockId, PrefixChain, PrefixKey};
 
 use crate::{SchedulerConfig, StateSlot};
 
@@ -31,6 +31,30 @@ pub struct SequenceSpec {
     /// Tokens that end the sequence; the model's own end token is among them unless it is to be
     /// ignored.
     pub stop_token_ids: Vec<u32>,
+    /// Whose blocks it may use, and who may use its.
+    pub prefix_key: PrefixKey,
+    /// An earlier sequence with the same prompt, which computes it for both: another output of the
+    /// same request.
+    pub shares_prompt_of: Option<SequenceId>,
+    /// Whether the device counts its tokens, for penalties.
+    pub counts_tokens: bool,
+}
+
+impl SequenceSpec {
+    /// One token after a prompt, with no ifs and buts: to be adjusted.
+    #[must_use]
+    pub fn new(id: SequenceId, prompt: Vec<u32>) -> Self {
+        Self {
+            id,
+            prompt,
+            max_tokens: 1,
+            min_tokens: 0,
+            stop_token_ids: Vec::new(),
+            prefix_key: PrefixKey::default(),
+            shares_prompt_of: None,
+            counts_tokens: false,
+        }
+    }
 }
 
 /// Where a sequence is in its life.
@@ -64,13 +88,45 @@ pub(crate) struct Sequence {
     pub(crate) phase: Phase,
     /// Empty unless running.
     pub(crate) table: BlockTable,
+    /// Hashes of its full blocks.
+    pub(crate) chain: PrefixChain,
+    /// Its first block that was not found when it was last looked for.
+    pub(crate) missing: Cell<Option<BlockHash>>,
+    /// What the host has of it, until all of that is back on the device.
+    pub(crate) swapped: Option<Swapped>,
+    /// Blocks of the table whose content is on its way from the host and not launched.
+    pub(crate) num_loading: usize,
+    /// The same, not collected: until then others must not find them.
+    pub(crate) num_arriving: usize,
+    /// Who computes the prompt for it; `None` once it was admitted.
+    pub(crate) shares_prompt_of: Option<SequenceId>,
+    pub(crate) counts_tokens: bool,
+    /// Prompt tokens that others had computed when it was first admitted.
+    pub(crate) num_cached_tokens: Option<usize>,
+    /// How often it gave way.
+    pub(crate) num_preemptions: u32,
     /// Its place in the order of arrival.
     pub(crate) arrival: u64,
+}
+
+/// What the host has of a sequence that gave way.
+#[derive(Debug)]
+pub(crate) struct Swapped {
+    /// Blocks of the host, in the order of the sequence's tokens.
+    pub(crate) blocks: Vec<HostBlockId>,
+    /// Positions that they hold.
+    pub(crate) num_computed: usize,
+    /// Blocks that are still on their way to the host.
+    pub(crate) num_leaving: usize,
 }
 
 impl Sequence {
     pub(crate) fn new(spec: SequenceSpec, config: &SchedulerConfig, arrival: u64) -> Self {
         let prompt_len = spec.prompt.len();
+        let mut chain = PrefixChain::new(spec.prefix_key, config.block_size);
+        if config.memory.prefix_caching {
+            chain.extend(&spec.prompt);
+        }
         Self {
             tokens: spec.prompt,
             prompt_len,
@@ -82,6 +138,15 @@ impl Sequence {
             is_fresh: true,
             phase: Phase::Waiting,
             table: BlockTable::new(config.block_size),
+            chain,
+            missing: Cell::new(None),
+            swapped: None,
+            num_loading: 0,
+            num_arriving: 0,
+            shares_prompt_of: spec.shares_prompt_of,
+            counts_tokens: spec.counts_tokens,
+            num_cached_tokens: None,
+            num_preemptions: 0,
             arrival,
         }
     }
@@ -96,15 +161,14 @@ impl Sequence {
         self.len() - self.num_computed
     }
 
+    /// Tokens that its next row does not compute and that the device must yet count.
+    pub(crate) fn num_uncounted(&self) -> usize {
+        if self.is_fresh && self.counts_tokens { self.num_computed } else { 0 }
+    }
+
     /// Whether the last token it may have is launched or committed.
     pub(crate) fn is_complete(&self) -> bool {
         self.len() >= self.final_len
-    }
-
-    /// Whether it may come to need more than `num_places` places. The last token is never an input,
-    /// so its position needs none.
-    pub(crate) fn outgrows(&self, num_places: usize) -> bool {
-        self.final_len - 1 > num_places
     }
 }
 

@@ -40,6 +40,10 @@ impl StateSlots {
         &self.free
     }
 
+    pub(crate) fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     pub(crate) fn allocate(&mut self) -> Option<StateSlot> {
         self.free.pop()
     }

@@ -1,32 +1,69 @@
 //! Random scripts: arrivals, aborts at any moment, stop tokens, and pools that are far too small.
 
-use inflight_scheduler::SchedulerConfig;
+use inflight_scheduler::{MemoryConfig, Preemption, SchedulerConfig};
 use proptest::prelude::*;
 
+use crate::device::MoveTime;
 use crate::engine::{Engine, Moment, Turn};
 use crate::workload::Lengths;
 
 /// Pools range from less than one longest sequence to nearly two, so that many runs preempt.
 fn config() -> impl Strategy<Value = SchedulerConfig> {
-    (1usize..8, 0usize..24, 2usize..64, 1usize..6, 60usize..180).prop_map(
-        |(max_num_seqs, spare_budget, max_model_len, block_size, pool_percent)| SchedulerConfig {
-            max_num_seqs,
-            max_num_batched_tokens: max_num_seqs + spare_budget,
-            max_model_len,
-            block_size,
-            num_blocks: (max_model_len * pool_percent / 100).div_ceil(block_size),
+    let sizes = (1usize..8, 0usize..24, 2usize..64, 1usize..6, 60usize..180);
+    (sizes, memory()).prop_map(
+        |((max_num_seqs, spare_budget, max_model_len, block_size, pool_percent), memory)| {
+            SchedulerConfig {
+                max_num_seqs,
+                max_num_batched_tokens: max_num_seqs + spare_budget,
+                max_model_len,
+                block_size,
+                num_blocks: (max_model_len * pool_percent / 100).div_ceil(block_size),
+                memory,
+            }
+        },
+    )
+}
+
+/// With and without each; the swap space may be too small for all.
+fn memory() -> impl Strategy<Value = MemoryConfig> {
+    let preemption = prop_oneof![
+        1 => Just(Preemption::Auto),
+        1 => Just(Preemption::Recompute),
+        3 => Just(Preemption::Swap),
+    ];
+    let num_swap_blocks = prop_oneof![1 => Just(0usize), 2 => 1usize..64];
+    (any::<bool>(), preemption, num_swap_blocks, 1usize..8).prop_map(
+        |(prefix_caching, preemption, num_swap_blocks, max_moved_blocks)| MemoryConfig {
+            prefix_caching,
+            preemption,
+            num_swap_blocks,
+            max_moved_blocks,
         },
     )
 }
 
 fn lengths() -> impl Strategy<Value = Lengths> {
     let num_stop_tokens = prop_oneof![2 => Just(0u32), 1 => Just(1), 1 => Just(2)];
-    (1usize..24, 1usize..40, 0usize..4, num_stop_tokens).prop_map(
-        |(prompt_len, max_tokens, min_tokens, num_stop_tokens)| Lengths {
+    let n = prop_oneof![4 => Just(1usize), 1 => 2usize..5];
+    let shared = ((0u64..2, 0usize..30), 0u32..2, any::<bool>(), n);
+    (1usize..24, 1usize..40, 0usize..4, num_stop_tokens, shared).prop_map(
+        |(
             prompt_len,
             max_tokens,
             min_tokens,
             num_stop_tokens,
+            (family, salt, counts_tokens, n),
+        )| {
+            Lengths {
+                prompt_len,
+                max_tokens,
+                min_tokens,
+                num_stop_tokens,
+                n,
+                family,
+                salt,
+                counts_tokens,
+            }
         },
     )
 }
@@ -74,6 +111,9 @@ proptest! {
     ) {
         let serial = run(&config, &script, false);
         let overlapped = run(&config, &script, true);
+        let mut early = Engine::with_moves(config.clone(), true, MoveTime::Early);
+        early.run(&script);
+        prop_assert_eq!(&early.batches, &overlapped.batches);
         prop_assert_eq!(serial.records.len(), overlapped.records.len());
         for (id, record) in &serial.records {
             let other = &overlapped.records[id];

@@ -1,8 +1,8 @@
 //! The cases worth a name, each with the numbers worked out by hand.
 
 use inflight_scheduler::{
-    AdmissionError, Batch, Commit, FinishReason, RowInputs, Scheduler, SchedulerConfig, SequenceId,
-    SequenceSpec, StateSlot,
+    AdmissionError, Batch, Commit, FinishReason, MemoryConfig, Preemption, RowInputs, Scheduler,
+    SchedulerConfig, SequenceId, SequenceSpec, StateSlot,
 };
 
 use crate::engine::{Engine, Moment, Turn};
@@ -12,6 +12,14 @@ const A: SequenceId = SequenceId(0);
 const B: SequenceId = SequenceId(1);
 const C: SequenceId = SequenceId(2);
 
+/// Neither prefixes nor preempted sequences are kept.
+const MEMORY: MemoryConfig = MemoryConfig {
+    prefix_caching: false,
+    preemption: Preemption::Recompute,
+    num_swap_blocks: 0,
+    max_moved_blocks: 0,
+};
+
 fn scheduler(max_num_batched_tokens: usize, block_size: usize, num_blocks: usize) -> Scheduler {
     Scheduler::new(SchedulerConfig {
         max_num_seqs: 4,
@@ -19,6 +27,7 @@ fn scheduler(max_num_batched_tokens: usize, block_size: usize, num_blocks: usize
         max_model_len: 100,
         block_size,
         num_blocks,
+        memory: MEMORY,
     })
     .expect("the limits are sound")
 }
@@ -26,7 +35,7 @@ fn scheduler(max_num_batched_tokens: usize, block_size: usize, num_blocks: usize
 /// A sequence with the prompt 100, 101, ... that stops at token 7.
 fn spec(id: SequenceId, prompt_len: u32, max_tokens: usize) -> SequenceSpec {
     let prompt = (100..100 + prompt_len).collect();
-    SequenceSpec { id, prompt, max_tokens, min_tokens: 0, stop_token_ids: vec![7] }
+    SequenceSpec { max_tokens, stop_token_ids: vec![7], ..SequenceSpec::new(id, prompt) }
 }
 
 /// Adds a sequence that fits.
@@ -326,6 +335,7 @@ fn fifty_requests_finish_in_a_pool_barely_larger_than_one() {
             max_model_len: 61,
             block_size: 4,
             num_blocks: 16,
+            memory: MEMORY,
         };
         let mut engine = Engine::new(config, overlap);
         engine.run(&[Turn { adds: (0..50).map(mixed).collect(), aborts: Vec::new() }]);
@@ -344,6 +354,7 @@ fn two_thousand_aborts_leave_the_neighbours_alone() {
         max_model_len: 61,
         block_size: 4,
         num_blocks: 40,
+        memory: MEMORY,
     };
     let mut engine = Engine::new(config, true);
     let mut num_added = 0;

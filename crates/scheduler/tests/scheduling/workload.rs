@@ -1,12 +1,13 @@
 //! What every sequence must yield, whatever the schedule.
 
+use inflight_kv_cache::PrefixKey;
 use inflight_scheduler::{FinishReason, SchedulerConfig, SequenceId, SequenceSpec};
 
 /// Tokens are below this, so that stop tokens are hit often.
 pub(crate) const VOCAB_SIZE: u64 = 16;
 
 /// The token that the fake model puts at `position` of sequence `id`: a fixed pseudo-random one.
-pub(crate) fn token_at(id: SequenceId, position: usize) -> u32 {
+fn token_at(id: SequenceId, position: usize) -> u32 {
     let mut hash = id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (position as u64);
     for _ in 0..3 {
         hash = (hash ^ (hash >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,20 +22,85 @@ pub(crate) struct Lengths {
     pub(crate) max_tokens: usize,
     pub(crate) min_tokens: usize,
     pub(crate) num_stop_tokens: u32,
+    /// Number of outputs with the same prompt.
+    pub(crate) n: usize,
+    /// Sequences of a family begin with the same tokens, as many as this says.
+    pub(crate) family: (u64, usize),
+    /// Keeps sequences apart that begin with the same tokens.
+    pub(crate) salt: u32,
+    pub(crate) counts_tokens: bool,
+}
+
+/// A sequence as the tests know it: one output of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    pub(crate) id: SequenceId,
+    /// The request's first output.
+    pub(crate) first: SequenceId,
+    pub(crate) lengths: Lengths,
+}
+
+impl Identity {
+    /// The token at any position: of the family, of the request, or drawn for this output.
+    pub(crate) fn token(&self, position: usize) -> u32 {
+        let Lengths { family, prompt_len, .. } = self.lengths;
+        if position >= prompt_len {
+            token_at(self.id, position)
+        } else if position < family.1 {
+            token_at(SequenceId(1 << 40 | family.0), position)
+        } else {
+            token_at(SequenceId(1 << 41 | self.first.0), position)
+        }
+    }
+
+    pub(crate) fn spec(&self) -> SequenceSpec {
+        let Lengths { prompt_len, max_tokens, min_tokens, num_stop_tokens, .. } = self.lengths;
+        let salt = self.lengths.salt;
+        SequenceSpec {
+            id: self.id,
+            prompt: (0..prompt_len).map(|position| self.token(position)).collect(),
+            max_tokens,
+            min_tokens,
+            stop_token_ids: (0..num_stop_tokens).collect(),
+            prefix_key: PrefixKey {
+                salt: (salt > 0).then(|| salt.to_string().into()),
+                ..PrefixKey::default()
+            },
+            shares_prompt_of: (self.id != self.first).then_some(self.first),
+            counts_tokens: self.lengths.counts_tokens,
+        }
+    }
+
+    /// All tokens it must yield, in order, and why it ends.
+    pub(crate) fn expected(&self, config: &SchedulerConfig) -> (Vec<u32>, FinishReason) {
+        let Lengths { prompt_len, max_tokens, min_tokens, num_stop_tokens, .. } = self.lengths;
+        let mut generated = Vec::new();
+        loop {
+            let token = self.token(prompt_len + generated.len());
+            let may_stop = generated.len() >= min_tokens;
+            generated.push(token);
+            if may_stop && token < num_stop_tokens {
+                return (generated, FinishReason::Stop { token });
+            }
+            let len = prompt_len + generated.len();
+            if generated.len() == max_tokens || len == config.max_model_len {
+                return (generated, FinishReason::Length);
+            }
+        }
+    }
 }
 
 impl Lengths {
     pub(crate) fn of(prompt_len: usize, max_tokens: usize) -> Self {
-        Self { prompt_len, max_tokens, min_tokens: 0, num_stop_tokens: 0 }
-    }
-
-    pub(crate) fn spec(&self, id: SequenceId) -> SequenceSpec {
-        SequenceSpec {
-            id,
-            prompt: (0..self.prompt_len).map(|position| token_at(id, position)).collect(),
-            max_tokens: self.max_tokens,
-            min_tokens: self.min_tokens,
-            stop_token_ids: (0..self.num_stop_tokens).collect(),
+        Self {
+            prompt_len,
+            max_tokens,
+            min_tokens: 0,
+            num_stop_tokens: 0,
+            n: 1,
+            family: (0, 0),
+            salt: 0,
+            counts_tokens: true,
         }
     }
 
@@ -44,26 +110,5 @@ impl Lengths {
         let last_position = (self.prompt_len + self.max_tokens).min(config.max_model_len) - 1;
         self.prompt_len < config.max_model_len
             && last_position <= config.num_blocks * config.block_size
-    }
-
-    /// All tokens it must yield, in order, and why it ends.
-    pub(crate) fn expected(
-        &self,
-        id: SequenceId,
-        config: &SchedulerConfig,
-    ) -> (Vec<u32>, FinishReason) {
-        let mut generated = Vec::new();
-        loop {
-            let token = token_at(id, self.prompt_len + generated.len());
-            let may_stop = generated.len() >= self.min_tokens;
-            generated.push(token);
-            if may_stop && token < self.num_stop_tokens {
-                return (generated, FinishReason::Stop { token });
-            }
-            let len = self.prompt_len + generated.len();
-            if generated.len() == self.max_tokens || len == config.max_model_len {
-                return (generated, FinishReason::Length);
-            }
-        }
     }
 }

@@ -1,0 +1,64 @@
+//! How the KV cache's memory is used: what is kept, and how sequences give way.
+
+/// Rules for the KV cache, fixed for a scheduler's life.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Whether full blocks are kept, while there is room, for later sequences that begin with the
+    /// same tokens. Costs a hash per block; on unless outputs must not depend on what came before.
+    pub prefix_caching: bool,
+    /// How a sequence gives way when blocks run out.
+    pub preemption: Preemption,
+    /// Blocks of host memory for sequences that gave way. Default 0: they are always recomputed.
+    pub num_swap_blocks: usize,
+    /// Most blocks that one batch moves in each direction: more free memory sooner, and may hold up
+    /// a batch's inputs and outputs, which use the same streams.
+    pub max_moved_blocks: usize,
+}
+
+/// How a sequence gives way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preemption {
+    /// By whichever is faster for it, as measured.
+    Auto,
+    /// It drops its keys and values and computes them again.
+    Recompute,
+    /// Its keys and values move to the host and back, while there is room.
+    Swap,
+}
+
+/// What giving way costs, measured by the engine.
+///
+/// # Units
+/// Nanoseconds of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoveCosts {
+    /// Computing one token of a prompt.
+    pub token_ns: u64,
+    /// Moving one block to the host.
+    pub swap_out_ns: u64,
+    /// Moving one block from the host.
+    pub swap_in_ns: u64,
+}
+
+impl MoveCosts {
+    /// Whether moving `num_blocks` there and back takes less time than computing `num_tokens`.
+    #[must_use]
+    pub fn swap_is_faster(&self, num_blocks: usize, num_tokens: usize) -> bool {
+        let moving = self.swap_out_ns.saturating_add(self.swap_in_ns);
+        moving.saturating_mul(num_blocks as u64) < self.token_ns.saturating_mul(num_tokens as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MoveCosts;
+
+    #[test]
+    fn the_faster_way_is_chosen() {
+        // 8B on an H200: 2 MiB a block at 50 GB/s are 42 µs each way, a token takes 30 µs.
+        let costs = MoveCosts { token_ns: 30_000, swap_out_ns: 42_000, swap_in_ns: 42_000 };
+        assert!(costs.swap_is_faster(10, 160));
+        assert!(!costs.swap_is_faster(10, 28), "28 tokens take as long as ten blocks");
+        assert!(!MoveCosts { token_ns: 0, ..costs }.swap_is_faster(1, 16));
+    }
+}
