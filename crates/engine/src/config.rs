@@ -49,6 +49,12 @@ impl EngineConfig {
             max_model_len: self.max_model_len,
             block_size: self.block_size,
             num_blocks: self.num_blocks,
+            memory: inflight_scheduler::MemoryConfig {
+                prefix_caching: false,
+                preemption: inflight_scheduler::Preemption::Recompute,
+                num_swap_blocks: 0,
+                max_moved_blocks: 0,
+            },
         }
     }
 

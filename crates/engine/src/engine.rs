@@ -231,11 +231,11 @@ impl<B: Backend> Engine<B> {
         let id = SequenceId(submission.id.0);
         let (spec, max_tokens) = submission.request.into_spec();
         let sequence = SequenceSpec {
-            id,
-            prompt: spec.prompt,
             max_tokens,
             min_tokens: spec.min_tokens,
             stop_token_ids: spec.stop_token_ids.clone(),
+            counts_tokens: spec.sampling.needs_token_counts(),
+            ..SequenceSpec::new(id, spec.prompt)
         };
         if let Err(error) = self.scheduler.add(sequence) {
             return submission.client.finish(FinishReason::Failed(error.to_string()));
@@ -376,6 +376,7 @@ impl<B: Backend> Engine<B> {
     }
 
     fn collect_rows(&mut self, io: IoSlotId, batch: &Batch) {
+        self.scheduler.collect(batch);
         for (row, planned) in batch.sampled_rows().enumerate() {
             let id = planned.id;
             if !self.scheduler.has_sequence(id) {
