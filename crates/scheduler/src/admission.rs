@@ -117,8 +117,8 @@ impl Scheduler {
         others.sum::<usize>() + self.most_growth(sequence, num_blocks).min(each)
     }
 
-    /// How many blocks a sequence that has `num_blocks` can come to need. The last token is never an
-    /// input, so its position needs no place.
+    /// How many blocks a sequence that has `num_blocks` can come to need. The last token is never
+    /// an input, so its position needs no place.
     fn most_growth(&self, sequence: &Sequence, num_blocks: usize) -> usize {
         blocks_for(sequence.final_len - 1, self.config.block_size).saturating_sub(num_blocks)
     }

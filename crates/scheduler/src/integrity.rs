@@ -28,8 +28,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Reference counts are what tables, the prefix cache and moves hold, and a sequence alone holds
-    /// the blocks that it is still to write.
+    /// Reference counts are what tables, the prefix cache and moves hold, and a sequence alone
+    /// holds the blocks that it is still to write.
     fn check_blocks(&self) -> Result<(), String> {
         let mut held = vec![0; self.cache.num_total()];
         let mut owned = vec![false; self.cache.num_total()];

@@ -92,8 +92,8 @@ impl Scheduler {
     /// keeps its tokens, and computes their keys and values again when it comes back, unless the
     /// prefix cache still has them.
     ///
-    /// It does not come back in the same plan: it needs as many blocks as it gave, or one more if it
-    /// gave way to itself, and no others are free, or nobody would have had to give way.
+    /// It does not come back in the same plan: it needs as many blocks as it gave, or one more if
+    /// it gave way to itself, and no others are free, or nobody would have had to give way.
     fn recompute(&mut self, id: SequenceId) {
         self.release(id, Phase::Waiting);
         let sequence = self.sequence_mut(id);
