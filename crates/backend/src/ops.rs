@@ -320,7 +320,7 @@ pub struct KvLayer<B: Backend> {
 }
 
 /// Head counts and sizes of an attention layer, and the KV cache's block size.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Query heads.
     pub num_heads: usize,

@@ -52,6 +52,9 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
     u32* cta_rows = p.plan + HEADER + 4 * p.max_rows;
     uint2* prefill_tiles = reinterpret_cast<uint2*>(cta_rows + p.num_ctas + p.num_ctas % 2);
 
+    __shared__ u32 longest_prefill;
+    if (threadIdx.x == 0) longest_prefill = 0;
+    __syncthreads();
     u32 num_decode_rows = 0, num_units = 0, num_prefill_tiles = 0;
     for (u32 start = 0; start < p.num_rows; start += THREADS) {
         u32 row = start + threadIdx.x;
@@ -69,6 +72,7 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
         u32 index = num_decode_rows + block_prefix_sum(decode, rows_here);
         u32 unit = num_units + block_prefix_sum(tiles * p.head_groups, units_here);
         u32 place = num_prefill_tiles + block_prefix_sum(query_tiles, tiles_here);
+        if (query_tiles > 0) atomicMax(&longest_prefill, context);
         if (decode) decode_rows[index] = make_uint4(row, unit, tiles, first_tile);
         // The last queries see the most, so they start first.
         for (u32 i = 0; i < query_tiles && place + i < p.max_prefill_tiles; i++) {
@@ -80,13 +84,14 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
     }
 
     u32 share = max(u32(MIN_UNITS), ceil_div(num_units, p.num_ctas));
+    __syncthreads(); // All rows are written, and visible within the block.
     if (threadIdx.x == 0) {
         p.plan[0] = share;
         p.plan[1] = num_units;
         p.plan[2] = num_decode_rows;
         p.plan[3] = min(num_prefill_tiles, p.max_prefill_tiles);
+        p.plan[4] = longest_prefill;
     }
-    __syncthreads(); // All rows are written, and visible within the block.
     for (u32 cta = threadIdx.x; cta < p.num_ctas; cta += THREADS) {
         u32 unit = cta * share;
         cta_rows[cta] = unit < num_units ? find_row(decode_rows, num_decode_rows, unit) : NONE;

@@ -7,7 +7,7 @@ use crate::{
     cache::Cache,
     hash::Hash,
     nvrtc::{CompileError, Nvrtc, Unit},
-    spec::COMMON,
+    spec::HEADERS,
 };
 
 /// Where a [`Compiler`] finds and keeps things.
@@ -71,7 +71,7 @@ impl Compiler {
         arch: Arch,
         options: &[String],
     ) -> Result<Cubin, KernelError> {
-        let unit = Unit { source: spec.source, headers: &[COMMON], options };
+        let unit = Unit { source: spec.source, headers: &HEADERS, options };
         match self.nvrtc.compile(&unit) {
             Ok(compiled) => Cubin::with_log(compiled.cubin, compiled.log),
             Err(CompileError::Library(error)) => Err(error),
@@ -85,8 +85,9 @@ impl Compiler {
     /// All that decides the machine code.
     fn key(&self, spec: &KernelSpec, options: &[String]) -> Hash {
         let (major, minor) = self.nvrtc.version;
-        let mut key = Hash::new().text(spec.source.file).text(spec.source.text).text(COMMON.text);
-        key = key.text(&format!("{major}.{minor}"));
+        let key = Hash::new().text(spec.source.file).text(spec.source.text);
+        let key = HEADERS.iter().fold(key, |key, header| key.text(header.text));
+        let key = key.text(&format!("{major}.{minor}"));
         options.iter().fold(key, |key, option| key.text(option))
     }
 }

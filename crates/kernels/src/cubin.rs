@@ -84,8 +84,11 @@ impl Cubin {
         }
         if let Some(section) = find(".nv.info.") {
             for attribute in elf.attributes(section)? {
-                if attribute.code == Attribute::PARAM_SIZE {
-                    resources.params = u32::from(attribute.value);
+                // Index, place and ordinal, then the size above 18 bits of other things.
+                if let (Attribute::PARAM, [_, _, packed]) =
+                    (attribute.code, attribute.words.as_slice())
+                {
+                    resources.params += packed >> 18;
                 }
             }
         }
@@ -106,15 +109,13 @@ struct Section<'a> {
 /// One entry of an `.nv.info` section.
 struct Attribute {
     code: u8,
-    /// Inline value of 16 bits.
-    value: u16,
     /// What follows, if anything.
     words: Vec<u32>,
 }
 
 impl Attribute {
     const FRAME_SIZE: u8 = 0x11;
-    const PARAM_SIZE: u8 = 0x19;
+    const PARAM: u8 = 0x17;
     const REG_COUNT: u8 = 0x2f;
     /// Formats: inline values have no words after them.
     const HAS_WORDS: u8 = 0x04;
@@ -172,7 +173,7 @@ impl<'a> Elf<'a> {
             let len = if *format == Attribute::HAS_WORDS { usize::from(value) } else { 0 };
             let words = tail.get(..len).ok_or(KernelError::BadCubin("an attribute is cut off"))?;
             let words = words.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-            attributes.push(Attribute { code: *code, value, words: words.collect() });
+            attributes.push(Attribute { code: *code, words: words.collect() });
             rest = &tail[len..];
         }
         Ok(attributes)

@@ -3,7 +3,8 @@
 //! Reading order: [`gpu`] (what of a GPU matters here), [`spec`] (a source file with everything
 //! that specialises it), [`compiler`] (NVRTC, in front of it a cache on disk), [`cubin`] (what a
 //! compiled kernel needs), [`ops`] (for every operator its parameters and its launch). The kernels
-//! themselves are in `csrc/`, one operator a file; `common.cuh` is what they share.
+//! themselves are in `csrc/`, one operator a file; `common.cuh` is what they share and
+//! `hopper.cuh` what only Hopper has.
 //!
 //! A backend uses it like this, for the kernels it loads with the driver:
 //!
@@ -48,4 +49,4 @@ pub use compiler::{Compiler, CompilerConfig};
 pub use cubin::{Cubin, Resources};
 pub use error::KernelError;
 pub use gpu::{Arch, Gpu};
-pub use spec::{Budget, DevicePtr, Element, Kernel, KernelSpec, Launch, Source};
+pub use spec::{Budget, DevicePtr, Element, Kernel, KernelSpec, Launch, Source, TensorMap};

@@ -14,9 +14,17 @@ pub struct Source {
     pub text: &'static str,
 }
 
+/// A tensor in device memory and the boxes that the copy engine takes of it, as the driver encodes
+/// both (`CUtensorMap`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct TensorMap(pub [u64; 16]);
+
 /// What every source may include.
-pub(crate) const COMMON: Source =
-    Source { file: "common.cuh", text: include_str!("../csrc/common.cuh") };
+pub(crate) const HEADERS: [Source; 2] = [
+    Source { file: "common.cuh", text: include_str!("../csrc/common.cuh") },
+    Source { file: "hopper.cuh", text: include_str!("../csrc/hopper.cuh") },
+];
 
 /// Element types that kernels are specialised for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

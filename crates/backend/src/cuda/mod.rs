@@ -2,7 +2,7 @@
 //!
 //! [`probe`], [`libraries`]: what there is. [`device`], [`memory`], [`stream`], [`event`]: one GPU,
 //! its memory, its queues. [`weights`]: loading. [`loaded`]: kernels. [`gemm`]: matrix products.
-//! [`operators`]: all else. [`graph`], [`rehearsal`]: a step recorded once and launched as one.
+//! [`operators`], [`tensor_map`]: all else. [`graph`], [`rehearsal`]: a step recorded once and launched as one.
 //! [`memory_plan`]: how much of the memory is whose. [`backend`] joins them.
 //!
 //! Weights, keys, values and what goes into matrix products are bf16; the state between layers,
@@ -27,6 +27,7 @@ mod operators;
 mod probe;
 mod rehearsal;
 mod stream;
+mod tensor_map;
 mod weights;
 
 pub use backend::{CudaBackend, CudaConfig};

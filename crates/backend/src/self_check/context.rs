@@ -55,6 +55,8 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
         Heads::new(32, 8, 128),
         Heads::new(9, 3, 64),
         Heads::new(16, 1, 128),
+        Heads::new(14, 2, 64),
+        Heads::new(2, 2, 128),
         Heads::new(4, 4, 96),
         Heads::new(4, 2, 256),
         Heads { window: Some(50), ..Heads::new(8, 2, 64) },
@@ -64,6 +66,7 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
             ("decode one long", RandomStep::decode(&[3001], 16)),
             ("mixed", RandomStep::mixed(16)),
             ("mixed, blocks of 64", RandomStep::mixed(64)),
+            ("prefill", RandomStep::prefill(16)),
         ] {
             let out = attention(&pair.device, heads, &step)?;
             let expected = attention(&pair.reference, heads, &step)?;

@@ -56,6 +56,12 @@ impl RandomStep {
         )
     }
 
+    /// Rows of many new tokens, and one of few.
+    pub(super) fn prefill(block_size: usize) -> Self {
+        let row = |(context_len, num_new)| RandomRow { context_len, num_new };
+        Self::new(&[(600, 600), (257, 257), (3, 3), (400, 129)].map(row), block_size)
+    }
+
     /// Rows of one token each.
     pub(super) fn decode(context_lens: &[usize], block_size: usize) -> Self {
         let row = |context_len: &usize| RandomRow { context_len: *context_len, num_new: 1 };

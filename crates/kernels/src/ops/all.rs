@@ -9,6 +9,7 @@ use super::{
     gemv::Gemv,
     plan_attention::PlanAttention,
     prefill_attention::PrefillAttention,
+    prefill_hopper::PrefillHopper,
     random_normal::RandomNormal,
     rms_norm::RmsNorm,
     rope_and_cache::RopeAndCache,
@@ -63,6 +64,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         for block_size in BLOCK_SIZES {
             specs.push(DecodeAttention::new(gpu, head_dim, block_size)?.spec());
             specs.push(PrefillAttention::new(gpu, head_dim, block_size)?.spec());
+            specs.extend(PrefillHopper::new(gpu, head_dim, block_size, 1).map(|k| k.spec()));
         }
         for (interleaved, qk_norm) in [(false, false), (true, false), (false, true), (true, true)] {
             specs.push(RopeAndCache { head_dim, block_size: 16, interleaved, qk_norm }.spec());

@@ -2,7 +2,7 @@
 //!
 //! In a step's order: [`unpack`], [`track_tokens`], [`embed`], [`rms_norm`], [`add_bias`],
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
-//! token), [`prefill_attention`] (rows of several), [`silu_and_mul`], [`gather_sampled`],
+//! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can), [`silu_and_mul`], [`gather_sampled`],
 //! [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products of very few and of few rows;
 //! [`random_normal`] fills dummy weights.
 //!
@@ -18,6 +18,7 @@ pub mod gather_sampled;
 pub mod gemv;
 pub mod plan_attention;
 pub mod prefill_attention;
+pub mod prefill_hopper;
 pub mod random_normal;
 pub mod rms_norm;
 pub mod rope_and_cache;

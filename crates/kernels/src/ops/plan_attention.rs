@@ -68,7 +68,8 @@ pub const fn head_groups(num_heads: u32, num_kv_heads: u32) -> u32 {
 /// Where the parts of a plan lie.
 ///
 /// ```text
-/// header        [8]                      units of a block, all units, decode rows, prefill tiles
+/// header        [8]                      units of a block, all units, decode rows, prefill tiles,
+///                                        longest context of those
 /// decode_rows   [max_rows * 4]           row, its first unit, its tiles, its first tile
 /// cta_rows      [num_ctas, made even]    index in `decode_rows` where a block starts
 /// prefill_tiles [max_prefill_tiles * 2]  row, first query row
@@ -90,11 +91,14 @@ impl PlanLayout {
         num_tokens * group / tile + rows
     }
 
+    /// Where `prefill_tiles` begins, in words.
+    pub const fn prefill_tiles_at(&self) -> u32 {
+        8 + 4 * self.max_rows + self.num_ctas.next_multiple_of(2)
+    }
+
     /// All words.
     pub const fn num_words(&self) -> usize {
-        8 + 4 * self.max_rows as usize
-            + self.num_ctas.next_multiple_of(2) as usize
-            + 2 * self.max_prefill_tiles as usize
+        self.prefill_tiles_at() as usize + 2 * self.max_prefill_tiles as usize
     }
 }
 

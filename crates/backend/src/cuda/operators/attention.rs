@@ -4,6 +4,8 @@
 //! The plan depends on the step and on the layer's window, not on the layer, so it is computed by
 //! the first layer of each kind and used by the others.
 
+mod prefill;
+
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,9 +15,9 @@ use cudarc::driver::sys::CUdeviceptr;
 use inflight_kernels::ops::{
     decode_attention::{DecodeAttention, DecodeAttentionParams},
     plan_attention::{PlanAttention, PlanAttentionParams, PlanLayout, head_groups},
-    prefill_attention::{PrefillAttention, PrefillAttentionParams},
 };
 
+use self::prefill::Prefill;
 use super::{check_buffer, word};
 use crate::{
     AttentionShape, BackendError, DeviceBatch,
@@ -35,8 +37,7 @@ const NO_WINDOW: u32 = u32::MAX;
 /// The attention kernels, and a plan for every batch and kind of layer.
 pub(super) struct AttentionPlans {
     planner: Loaded<PlanAttention>,
-    /// By head size and block size.
-    kernels: ByKey<(usize, usize), Kernels>,
+    kernels: ByKey<AttentionShape, Kernels>,
     state: Mutex<State>,
 }
 
@@ -51,7 +52,7 @@ struct State {
 
 struct Kernels {
     decode: Loaded<DecodeAttention>,
-    prefill: Loaded<PrefillAttention>,
+    prefill: Prefill,
 }
 
 /// What a plan depends on besides the step.
@@ -74,6 +75,7 @@ struct Plan {
     words: CudaBuffer,
     partials: CudaBuffer,
     arrivals: CudaBuffer,
+    queue: CudaBuffer,
 }
 
 impl AttentionPlans {
@@ -99,9 +101,7 @@ impl AttentionPlans {
         let (shape, step) = (args.attention, args.step);
         check_buffer(args.qkv, Element::Bf16, step.num_tokens * shape.qkv_len(), "attention: qkv");
         check_buffer(args.out, Element::Bf16, step.num_tokens * shape.q_len(), "attention: out");
-        let kernels = self
-            .kernels
-            .get((shape.head_dim, shape.block_size), || Kernels::load(loader, shape))?;
+        let kernels = self.kernels.get(shape, || Kernels::load(loader, shape))?;
         let key = PlanKey::of(args);
         let plan = self.plan(&key, &kernels, loader)?;
         if self.is_due(&key) {
@@ -115,7 +115,7 @@ impl AttentionPlans {
         if decodes_only {
             return Ok(());
         }
-        kernels.prefill.launch(&prefill_params(&key, &plan, args), stream)
+        kernels.prefill.launch(&key, &plan, args, stream)
     }
 
     fn plan(
@@ -149,10 +149,9 @@ impl Kernels {
     fn load(loader: &KernelLoader, shape: AttentionShape) -> Result<Self, BackendError> {
         let (head_dim, block_size) = (word(shape.head_dim), word(shape.block_size));
         let decode = DecodeAttention::new(&loader.gpu, head_dim, block_size);
-        let prefill = PrefillAttention::new(&loader.gpu, head_dim, block_size);
         Ok(Self {
             decode: loader.load(decode.map_err(unsupported)?)?,
-            prefill: loader.load(prefill.map_err(unsupported)?)?,
+            prefill: Prefill::load(loader, shape)?,
         })
     }
 }
@@ -184,9 +183,9 @@ impl PlanKey {
 
 impl Plan {
     fn new(key: &PlanKey, kernels: &Kernels, loader: &KernelLoader) -> Result<Self, BackendError> {
-        let (decode, prefill) = (kernels.decode.kernel(), kernels.prefill.kernel());
+        let decode = kernels.decode.kernel();
         let (max_rows, max_tokens) = (word(key.max_rows), word(key.max_tokens));
-        let tile = prefill.tile();
+        let tile = kernels.prefill.tile(key.group());
         let layout = PlanLayout {
             max_rows,
             num_ctas: decode.num_ctas(),
@@ -200,6 +199,7 @@ impl Plan {
             words: alloc("attention plan", layout.num_words(), Element::Word)?,
             partials: alloc("attention partials", decode.partial_floats(), Element::F32)?,
             arrivals: alloc("attention arrivals", num_arrivals, Element::Word)?,
+            queue: alloc("attention queue", 2, Element::Word)?,
         })
     }
 }
@@ -220,7 +220,7 @@ fn plan_params(
         max_prefill_tiles: plan.layout.max_prefill_tiles,
         head_groups: key.head_groups(),
         group: key.group(),
-        prefill_tile: kernels.prefill.kernel().tile(),
+        prefill_tile: kernels.prefill.tile(key.group()),
         window: key.window,
     }
 }
@@ -244,32 +244,6 @@ fn decode_params(
         arrivals: plan.arrivals.address(),
         num_rows: word(args.step.num_rows),
         max_rows: plan.layout.max_rows,
-        num_heads: word(key.num_heads),
-        num_kv_heads: word(key.num_kv_heads),
-        window: key.window,
-        scale: args.scale,
-    }
-}
-
-fn prefill_params(
-    key: &PlanKey,
-    plan: &Plan,
-    args: &Attention<'_, CudaBackend>,
-) -> PrefillAttentionParams {
-    PrefillAttentionParams {
-        qkv: args.qkv.address(),
-        keys: args.kv.keys.address(),
-        values: args.kv.values.address(),
-        out: args.out.address(),
-        blocks: args.batch.blocks.address(),
-        block_starts: args.batch.block_starts.address(),
-        row_starts: args.batch.row_starts.address(),
-        context_lens: args.batch.context_lens.address(),
-        plan: plan.words.address(),
-        num_tokens: word(args.step.num_tokens),
-        num_rows: word(args.step.num_rows),
-        max_rows: plan.layout.max_rows,
-        num_ctas: plan.layout.num_ctas,
         num_heads: word(key.num_heads),
         num_kv_heads: word(key.num_kv_heads),
         window: key.window,
