@@ -175,7 +175,8 @@ struct Copier {
     RingPlace<STAGES> keys, values;
     u32 last_parity = 0;
 
-    // First row in the cache of this lane's block of a tile. Rows outside of the cache become zeros.
+    // First row in the cache of this lane's block of a tile. Rows outside of the cache read as
+    // zeros.
     DEVICE int place(const Source& s, u32 tile) const {
         u32 index = tile * BLOCKS + lane_id();
         bool seen = lane_id() < BLOCKS && index >= s.first_block && index <= s.last_block;
