@@ -2,8 +2,8 @@
 //!
 //! [`probe`], [`libraries`]: what there is. [`device`], [`memory`], [`stream`], [`event`]: one GPU,
 //! its memory, its queues. [`weights`]: loading. [`loaded`]: kernels. [`gemm`]: matrix products.
-//! [`operators`], [`tensor_map`]: all else. [`graph`], [`rehearsal`]: a step recorded once and launched as one.
-//! [`memory_plan`]: how much of the memory is whose. [`backend`] joins them.
+//! [`operators`], [`tensor_map`]: all else. [`graph`], [`rehearsal`]: a step recorded once and
+//! launched as one. [`memory_plan`]: how much of the memory is whose. [`backend`] joins them.
 //!
 //! Weights, keys, values and what goes into matrix products are bf16; the state between layers,
 //! logits and every sum are f32.

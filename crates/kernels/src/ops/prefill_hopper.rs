@@ -1,4 +1,4 @@
-//! [`super::prefill_attention`] for Hopper: products of warpgroups, boxes copied by the copy engine.
+//! [`super::prefill_attention`] for Hopper: warpgroups multiply, the copy engine brings tiles.
 //!
 //! As many blocks as multiprocessors take tiles of query rows from a queue, so that one tile's end
 //! hides behind the next one's beginning. A tile holds whole tokens: its rows are the largest
