@@ -5,9 +5,10 @@ use std::fmt;
 use std::time::Duration;
 
 use inflight_engine::{Span, StepRecord};
+use inflight_observe::{Bubbles, Cause};
 use serde::Serialize;
 
-use crate::{Bubbles, Cause, OfflineRun};
+use crate::OfflineRun;
 
 /// How the device-busy fraction is computed.
 pub const DEVICE_BUSY_DEFINITION: &str = "\

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use inflight_backend::Backend;
 use inflight_bench::{
-    DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, TimelineWriter, WAITS_DEFINITION,
-    run_offline,
+    DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, WAITS_DEFINITION, run_offline,
 };
 use inflight_engine::{EngineConfig, SamplingParams};
 use inflight_model::ModelFiles;
+use inflight_observe::TimelineWriter;
 use serde_json::{Value, json};
 
 use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice};

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow};
-use inflight_bench::TimelineWriter;
 use inflight_engine::StepRecord;
+use inflight_observe::TimelineWriter;
 
 /// Most records that wait to be written; more are lost, as the engine does not wait.
 const MAX_WAITING_RECORDS: usize = 65_536;

@@ -126,7 +126,7 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Sends a record of every step to `records`. Never blocks: a full channel loses records.
+    /// Sends a record of every step to `records` too. Never blocks: a full channel loses records.
     pub fn trace_to(&mut self, records: SyncSender<StepRecord>) {
         self.clock.send_to(records);
     }

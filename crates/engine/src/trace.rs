@@ -54,7 +54,8 @@ pub(crate) struct TraceClock<B: Backend> {
     origin: Instant,
     /// Happened at `origin`, give or take half of what recording it and waiting for it took.
     origin_event: B::Event,
-    records: Option<SyncSender<StepRecord>>,
+    /// Who wants to know.
+    records: Vec<SyncSender<StepRecord>>,
 }
 
 impl<B: Backend> TraceClock<B> {
@@ -66,12 +67,12 @@ impl<B: Backend> TraceClock<B> {
         backend.synchronize(&origin_event)?;
         // The event happened between the two readings of the host's clock: half-way is off least.
         let origin = before + before.elapsed() / 2;
-        Ok(Self { origin, origin_event, records: None })
+        Ok(Self { origin, origin_event, records: Vec::new() })
     }
 
-    /// Sends every step's record to `records`; one that is full loses records.
+    /// Sends every step's record to `records` too; a channel that is full loses records.
     pub(crate) fn send_to(&mut self, records: SyncSender<StepRecord>) {
-        self.records = Some(records);
+        self.records.push(records);
     }
 
     /// Time since the engine started.
@@ -87,13 +88,14 @@ impl<B: Backend> TraceClock<B> {
         io: &IoSlot<B>,
         mut record: StepRecord,
     ) -> Result<(), BackendError> {
-        let Some(records) = &self.records else { return Ok(()) };
+        if self.records.is_empty() {
+            return Ok(());
+        }
         record.h2d = self.device_span(backend, &io.h2d)?;
         record.compute = self.device_span(backend, &io.compute)?;
         record.d2h = self.device_span(backend, &io.d2h)?;
-        if let Err(TrySendError::Disconnected(_)) = records.try_send(record) {
-            self.records = None;
-        }
+        let is_gone = |sent| matches!(sent, Err(TrySendError::Disconnected(_)));
+        self.records.retain(|records| !is_gone(records.try_send(record.clone())));
         Ok(())
     }
 

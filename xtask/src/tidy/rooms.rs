@@ -3,8 +3,9 @@
 //! ```text
 //! cli → server → engine → scheduler → kv-cache          (pure)
 //!  │     │         └────→ model → backend → kernels      (device)
-//!  │     └→ tokenizer      sim implements Backend and drives engine
-//!  └→ bench → engine, model, backend
+//!  │     ├→ tokenizer      sim implements Backend and drives engine
+//!  │     └→ observe → engine
+//!  └→ bench → observe, engine, model, backend
 //! ```
 
 use std::collections::BTreeSet;
@@ -16,9 +17,13 @@ use super::workspace::{Dependency, Package, Workspace};
 
 const PREFIX: &str = "inflight-";
 /// Each room and those it may depend on. A room that is not here has no arrow yet: draw it first.
-const ARROWS: [(&str, &[&str]); 12] = [
-    ("cli", &["server", "bench", "engine", "scheduler", "model", "backend", "tokenizer"]),
-    ("server", &["engine", "tokenizer"]),
+const ARROWS: [(&str, &[&str]); 13] = [
+    (
+        "cli",
+        &["server", "bench", "observe", "engine", "scheduler", "model", "backend", "tokenizer"],
+    ),
+    ("server", &["observe", "engine", "tokenizer"]),
+    ("observe", &["engine"]),
     ("engine", &["scheduler", "kv-cache", "model", "backend"]),
     ("scheduler", &["kv-cache"]),
     ("kv-cache", &[]),
@@ -27,7 +32,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("kernels", &[]),
     ("tokenizer", &[]),
     ("sim", &["backend", "engine", "scheduler", "kv-cache", "model"]),
-    ("bench", &["engine", "model", "backend"]),
+    ("bench", &["observe", "engine", "model", "backend"]),
     ("xtask", &[]),
 ];
 /// Tests may also drive a room by simulation.

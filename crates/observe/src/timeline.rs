@@ -52,6 +52,7 @@ impl<W: Write> TimelineWriter<W> {
             ("plan", 0, record.plan),
             ("stage", 0, record.stage),
             ("launch", 0, record.launch),
+            ("late", 0, record.late),
             ("blocked", 0, record.blocked),
             ("collect", 0, record.collect),
             ("h2d", 1, record.h2d),
@@ -118,7 +119,7 @@ mod tests {
         let text = writer.finish().unwrap();
 
         let events: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap();
-        assert_eq!(events.len(), LANES.len() + 2 * 9 + 1);
+        assert_eq!(events.len(), LANES.len() + 2 * 10 + 1);
         let named = |name: &str| events.iter().find(|event| event["name"] == name).unwrap();
         let compute = named("compute 7");
         assert_eq!(compute["tid"], 2);
