@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 
 use crate::error::ApiError;
 use crate::health::{health, version};
-use crate::openai::{chat, completions, models};
+use crate::openai::{chat, completions, models, responses};
 use crate::state::{Phase, ServerState};
 
 /// How long responses may take to end after their sequences were aborted.
@@ -24,6 +24,7 @@ pub fn router(state: ServerState) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/responses", post(responses::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/health", get(health))

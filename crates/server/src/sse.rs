@@ -42,6 +42,11 @@ impl Events {
         self.push_raw(&to_json(data));
     }
 
+    /// An event of a name.
+    pub(crate) fn push_named(&mut self, name: &str, data: &impl Serialize) {
+        self.0.push_back(Event::default().event(name).data(to_json(data)));
+    }
+
     /// An event whose data is not JSON.
     pub(crate) fn push_raw(&mut self, data: &str) {
         self.0.push_back(Event::default().data(data));

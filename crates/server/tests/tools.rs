@@ -9,15 +9,6 @@ use inflight_engine::FinishReason;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/chat/completions";
-/// Tells tools, writes calls and thoughts, as Qwen's do in more words.
-const TEMPLATE: &str = "{% for t in tools %}<tools>{{ t | tojson }}</tools>{% endfor %}\
-    {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
-    {% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}\
-    <|im_end|>{% endfor %}\
-    {% if add_generation_prompt %}<|im_start|>assistant\n\
-    {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}\
-    {% endif %}";
-
 fn ask(fields: Value) -> Value {
     let tool = json!({"type": "function", "function": {
         "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
@@ -27,16 +18,6 @@ fn ask(fields: Value) -> Value {
     });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     body
-}
-
-fn saying(text: &'static str) -> TestServer {
-    TestServer::with_template(FakeEngine::new(move |_, _| says(text)).with_context(4096), TEMPLATE)
-}
-
-fn prompt(server: &TestServer) -> String {
-    let prompt = server.engine.requests().last().unwrap().0.clone();
-    let bytes = prompt.into_iter().map(|id| u8::try_from(id).unwrap_or(b'|'));
-    String::from_utf8(bytes.collect()).unwrap()
 }
 
 /// What a client makes of a stream.
@@ -75,7 +56,7 @@ fn add_up(chunks: &[Value]) -> Sum {
 async fn calls_whole_and_streamed() {
     let text = "Well.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\n\
                 <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"é\\\"\"}}\n</tool_call>";
-    let server = saying(text);
+    let server = TestServer::rich(text);
     let answer = server.post(PATH, ask(json!({}))).await;
     let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls");
@@ -84,7 +65,7 @@ async fn calls_whole_and_streamed() {
     let arguments: Vec<_> = calls.iter().map(|call| &call["function"]["arguments"]).collect();
     assert_eq!(arguments, ["{\"a\": 1}", "{\"a\": \"é\\\"\"}"]);
     assert_ne!(calls[0]["id"], calls[1]["id"]);
-    assert!(prompt(&server).starts_with("<tools>{\"type\": \"function\""));
+    assert!(server.last_prompt().starts_with("<tools>{\"type\": \"function\""));
 
     let sum = add_up(&chunks(&server.stream(PATH, ask(json!({}))).await));
     assert_eq!(sum.content, "Well.");
@@ -96,15 +77,14 @@ async fn calls_whole_and_streamed() {
 
     let none = server.post(PATH, ask(json!({"tool_choice": "none"}))).await;
     assert_eq!(none["choices"][0]["message"]["content"], text, "without tools there are no calls");
-    assert!(!prompt(&server).contains("<tools>"));
+    assert!(!server.last_prompt().contains("<tools>"));
 }
 
 #[tokio::test]
 async fn a_call_that_is_cut_is_no_error() {
     let tokens = common::bytes("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": [1, ");
     let cut = script(&tokens, FinishReason::Length);
-    let engine = FakeEngine::new(move |_, _| cut.clone()).with_context(4096);
-    let server = TestServer::with_template(engine, TEMPLATE);
+    let server = TestServer::rich_with(move |_, _| cut.clone());
     let answer = server.post(PATH, ask(json!({}))).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     let message = &answer["choices"][0]["message"];
@@ -117,7 +97,7 @@ async fn a_call_that_is_cut_is_no_error() {
 
 #[tokio::test]
 async fn results_go_back_into_the_prompt() {
-    let server = saying("3");
+    let server = TestServer::rich("3");
     let call = json!({"id": "c1", "type": "function", "function": {
         "name": "add", "arguments": "{\"a\": 1}",
     }});
@@ -128,7 +108,7 @@ async fn results_go_back_into_the_prompt() {
     ]);
     server.post(PATH, ask(json!({"messages": messages}))).await;
     let call = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>";
-    assert!(prompt(&server).contains(&format!("|assistant\n{call}||tool\n3|")));
+    assert!(server.last_prompt().contains(&format!("|assistant\n{call}||tool\n3|")));
 }
 
 #[tokio::test]
@@ -138,14 +118,14 @@ async fn models_whose_template_knows_no_tools_are_told() {
     let answer = server.post(PATH, ask(json!({}))).await;
     let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
     assert_eq!(call, &json!({"name": "add", "arguments": "{\"a\": 1}"}));
-    let prompt = prompt(&server);
+    let prompt = server.last_prompt();
     assert!(prompt.starts_with("|system\nYou can call functions."), "{prompt}");
     assert!(prompt.contains("\"name\":\"add\""), "{prompt}");
 }
 
 #[tokio::test]
 async fn thoughts_are_told_apart() {
-    let server = saying("<think>\nHm.\n</think>\n\nYes.");
+    let server = TestServer::rich("<think>\nHm.\n</think>\n\nYes.");
     let ask = |fields: Value| {
         let mut body = ask(fields);
         body.as_object_mut().unwrap().remove("tools");
@@ -168,15 +148,15 @@ async fn thoughts_are_told_apart() {
 
     for off in [json!({"enable_thinking": false}), json!({"reasoning_effort": "none"})] {
         server.post(PATH, ask(off)).await;
-        assert!(prompt(&server).ends_with("|assistant\n<think></think>"));
+        assert!(server.last_prompt().ends_with("|assistant\n<think></think>"));
     }
     server.post(PATH, ask(json!({"chat_template_kwargs": {"enable_thinking": false}}))).await;
-    assert!(prompt(&server).ends_with("<think></think>"));
+    assert!(server.last_prompt().ends_with("<think></think>"));
 }
 
 #[tokio::test]
 async fn the_last_message_is_continued() {
-    let server = saying(" world");
+    let server = TestServer::rich(" world");
     let messages = json!([
         {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello "},
     ]);
@@ -184,5 +164,5 @@ async fn the_last_message_is_continued() {
         "messages": messages, "continue_final_message": true, "add_generation_prompt": false,
     });
     server.post(PATH, body).await;
-    assert!(prompt(&server).ends_with("|assistant\nHello "));
+    assert!(server.last_prompt().ends_with("|assistant\nHello "));
 }

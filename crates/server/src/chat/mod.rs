@@ -5,14 +5,19 @@
 //! ```
 //!
 //! Reading order: [`tools`] (functions that a model may call), [`style`] (what the model's template
-//! knows), [`conversation`] (what is said so far, as a prompt), [`run`] (its answers).
+//! knows), [`conversation`] (what is said so far, as a prompt), [`turns`] (its messages), [`run`]
+//! (its answers), [`blocks`] (an answer's parts).
 
+mod blocks;
 mod conversation;
 mod run;
 mod style;
 mod tools;
+mod turns;
 
+pub(crate) use blocks::{Block, BlockEvent, Blocks, Call};
 pub(crate) use conversation::Conversation;
 pub(crate) use run::{ChatDelta, ChatReader, ChatRun, RunSize};
 pub(crate) use style::{ChatStyle, set_effort, set_thinking};
 pub(crate) use tools::{Tool, ToolChoice, check_tools};
+pub(crate) use turns::Turns;

@@ -28,6 +28,8 @@ pub(crate) struct ChatDelta {
     pub(crate) pieces: Vec<Piece>,
     /// The tokens of this delta, if logprobs were asked for.
     pub(crate) tokens: Vec<ScoredToken>,
+    /// So many of `tokens`, the first ones, are thoughts.
+    pub(crate) num_thought_tokens: usize,
     /// Set in the last delta of an answer, and only there.
     pub(crate) finish: Option<Finish>,
 }
@@ -81,6 +83,7 @@ impl ChatRun {
             let answer = &mut answers[index];
             delta.pieces.into_iter().for_each(|piece| piece.join(&mut answer.pieces));
             answer.tokens.extend(delta.tokens);
+            answer.num_thought_tokens += delta.num_thought_tokens;
             answer.finish = delta.finish;
         }
         Ok((answers, self.counts))
@@ -107,12 +110,16 @@ impl ChatReader {
         counts.completion += delta.num_tokens;
         let was_thinking = parser.is_thinking();
         let pieces = parser.push(delta.text, delta.finish.is_some());
-        if let Some(reasoning) = &mut counts.reasoning
-            && (was_thinking || parser.is_thinking())
-        {
+        let is_thought = was_thinking || parser.is_thinking();
+        if let Some(reasoning) = counts.reasoning.as_mut().filter(|_| is_thought) {
             *reasoning += delta.num_tokens;
         }
-        ChatDelta { pieces, tokens: delta.tokens, finish: delta.finish }
+        ChatDelta {
+            num_thought_tokens: if is_thought { delta.tokens.len() } else { 0 },
+            pieces,
+            tokens: delta.tokens,
+            finish: delta.finish,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::chunks::ChunkWriter;
 use super::logprobs::ChatLogprobs;
 use super::response::Ending;
-use crate::chat::{ChatDelta, ChatReader};
+use crate::chat::{Block, Blocks, Call, ChatDelta, ChatReader};
 use crate::generation::{Delta, ScoredToken};
 use crate::output::Piece;
 use crate::state::ServerState;
@@ -132,20 +132,16 @@ impl ChatWriter {
 
     fn message(&self, pieces: Vec<Piece>) -> AssistantMessage {
         let (mut content, mut reasoning) = (String::new(), String::new());
-        let mut tool_calls: Vec<ToolCall> = Vec::new();
-        for piece in pieces {
-            match piece {
-                Piece::Reasoning(text) => reasoning += &text,
-                Piece::Text(text) => content += &text,
-                Piece::Call { name } => tool_calls.push(ToolCall {
-                    id: self.state.style().call_id("call_"),
+        let mut tool_calls = Vec::new();
+        for block in Blocks::of(pieces, || self.state.style().call_id("call_")) {
+            match block {
+                Block::Reasoning(text) => reasoning += &text,
+                Block::Text(text) => content += &text,
+                Block::Call(Call { id, name, arguments }) => tool_calls.push(ToolCall {
+                    id,
                     kind: "function",
-                    function: FunctionCall { name, arguments: String::new() },
+                    function: FunctionCall { name, arguments },
                 }),
-                Piece::Arguments(text) => {
-                    let call = tool_calls.last_mut().expect("arguments follow their call");
-                    call.function.arguments += &text;
-                }
             }
         }
         let has_reasoning = self.tells_reasoning && !reasoning.is_empty();

@@ -71,18 +71,19 @@ impl CompletionLogprobs {
 /// A chat completion's logprobs.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct ChatLogprobs {
-    content: Vec<ChatLogprob>,
+    pub(crate) content: Vec<ChatLogprob>,
     refusal: (),
 }
 
-#[derive(Debug, PartialEq, Serialize)]
-struct ChatLogprob {
+/// A token and what might have come instead.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct ChatLogprob {
     #[serde(flatten)]
     chosen: TokenLogprob,
     top_logprobs: Vec<TokenLogprob>,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 struct TokenLogprob {
     token: String,
     logprob: f32,

@@ -1,8 +1,8 @@
 //! OpenAI's API, with vLLM's extra fields.
 //!
 //! Reading order: [`messages`], [`tool_fields`] (what goes in), [`logprobs`], [`response`],
-//! [`chunks`], [`chat_writer`] (what comes out), [`completions`], [`chat`], [`models`] (the
-//! endpoints).
+//! [`chunks`], [`chat_writer`] (what comes out), [`completions`], [`chat`], [`responses`],
+//! [`models`] (the endpoints).
 
 pub(crate) mod chat;
 mod chat_writer;
@@ -12,4 +12,5 @@ mod logprobs;
 mod messages;
 pub(crate) mod models;
 mod response;
+pub(crate) mod responses;
 mod tool_fields;

@@ -64,13 +64,27 @@ pub(crate) const CHAT: &[Neutral] = &[
     only("add_special_tokens", &["false"]),
 ];
 
+/// Of responses.
+pub(crate) const RESPONSES: &[Neutral] = &[
+    // No response outlives its request.
+    only("store", &["false"]),
+    only("previous_response_id", &[]),
+    only("conversation", &[]),
+    only("background", &["false"]),
+    only("prompt", &[]),
+    only("context_management", &[]),
+    only("truncation", &["\"disabled\""]),
+    only("max_tool_calls", &[]),
+    only("text", &["{}", "{\"format\": {\"type\": \"text\"}}"]),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn tables_hold_valid_json_and_no_name_twice() {
-        for table in [COMPLETIONS, CHAT] {
+        for table in [COMPLETIONS, CHAT, RESPONSES] {
             let fields: Vec<_> = COMMON.iter().chain(table).collect();
             for (at, field) in fields.iter().enumerate() {
                 assert!(fields[..at].iter().all(|other| other.name != field.name));

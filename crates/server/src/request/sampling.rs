@@ -26,8 +26,8 @@ const MAX_SEQUENCES: usize = 1024;
 /// OpenAI's sampling fields, and vLLM's.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct SamplingFields {
-    temperature: Option<f32>,
-    top_p: Option<f32>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
     top_k: Option<i64>,
     min_p: Option<f32>,
     repetition_penalty: Option<f32>,

@@ -35,6 +35,16 @@ const TEMPLATE: &str = "{% for m in messages %}\
     <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ suffix }}";
 
+/// Tells tools, writes calls and thoughts, as Qwen's does in more words.
+pub(crate) const RICH_TEMPLATE: &str = "\
+    {% for t in tools %}<tools>{{ t | tojson }}</tools>{% endfor %}\
+    {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
+    {% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}\
+    <|im_end|>{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n\
+    {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}\
+    {% endif %}";
+
 /// The byte alphabet of GPT-2 by byte: printable Latin-1 stands for itself, the rest from U+0100.
 fn alphabet() -> Vec<char> {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
@@ -252,6 +262,24 @@ impl TestServer {
         Self::new(FakeEngine::new(move |_, _| says(text)))
     }
 
+    /// A server that says `text` and whose template knows tools and thoughts.
+    pub(crate) fn rich(text: &'static str) -> Self {
+        Self::rich_with(move |_, _| says(text))
+    }
+
+    pub(crate) fn rich_with(
+        script: impl Fn(&[u32], usize) -> Vec<Update> + Send + Sync + 'static,
+    ) -> Self {
+        Self::with_template(FakeEngine::new(script).with_context(4096), RICH_TEMPLATE)
+    }
+
+    /// The last prompt as text; `|` for control tokens.
+    pub(crate) fn last_prompt(&self) -> String {
+        let prompt = self.engine.requests().last().unwrap().0.clone();
+        let bytes = prompt.into_iter().map(|id| u8::try_from(id).unwrap_or(b'|'));
+        String::from_utf8(bytes.collect()).unwrap()
+    }
+
     pub(crate) async fn send(&self, request: Request<Body>) -> Response {
         router(self.state.clone()).oneshot(request).await.unwrap()
     }
@@ -274,13 +302,30 @@ impl TestServer {
     }
 
     /// Posts a request that must be streamed, and gives its events' data.
-    pub(crate) async fn stream(&self, path: &str, mut body: Value) -> Vec<String> {
+    pub(crate) async fn stream(&self, path: &str, body: Value) -> Vec<String> {
+        events(&self.stream_text(path, body).await)
+    }
+
+    /// Posts a request whose stream must have named events, and gives them; each must say its
+    /// name in its data too.
+    pub(crate) async fn stream_named(&self, path: &str, body: Value) -> Vec<Value> {
+        let text = self.stream_text(path, body).await;
+        let event = |event: &str| {
+            let (name, data) = event.split_once('\n').unwrap();
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(data["type"], name.strip_prefix("event: ").unwrap());
+            data
+        };
+        text.split_terminator("\n\n").map(event).collect()
+    }
+
+    async fn stream_text(&self, path: &str, mut body: Value) -> String {
         body["stream"] = json!(true);
         let response = self.send(json_request(path, &body.to_string())).await;
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-        events(std::str::from_utf8(&text).unwrap())
+        String::from_utf8(text.to_vec()).unwrap()
     }
 }
 

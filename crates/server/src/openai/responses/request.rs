@@ -1,0 +1,154 @@
+//! A request's fields.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::input::{Input, messages};
+use crate::chat::{Conversation, Tool, ToolChoice, check_tools, set_effort};
+use crate::error::ApiError;
+use crate::openai::logprobs::check_count;
+use crate::openai::tool_fields::choice_of_word;
+use crate::request::{Body, SamplingFields, neutral};
+use crate::state::ServerState;
+
+/// Fields of responses alone.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct ResponseFields {
+    model: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    input: Option<Input>,
+    pub(crate) instructions: Option<String>,
+    pub(crate) max_output_tokens: Option<usize>,
+    pub(crate) top_logprobs: Option<u32>,
+    include: Option<Vec<String>>,
+    pub(crate) tools: Option<Vec<ResponseTool>>,
+    pub(crate) tool_choice: Option<Value>,
+    pub(crate) parallel_tool_calls: Option<bool>,
+    reasoning: Option<Reasoning>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    pub(crate) metadata: Option<Map<String, Value>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    include_obfuscation: Option<bool>,
+}
+
+/// How much to think.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reasoning {
+    effort: Option<String>,
+    summary: Option<Value>,
+    generate_summary: Option<Value>,
+}
+
+/// A member of `tools`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ResponseTool {
+    Function(Tool),
+}
+
+/// `tool_choice`, if it is no word.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum NamedTool {
+    Function { name: String },
+}
+
+/// A whole request.
+pub(crate) struct ResponseRequest {
+    pub(crate) sampling: SamplingFields,
+    pub(crate) fields: ResponseFields,
+}
+
+impl ResponseRequest {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut body = Body::parse(bytes)?;
+        // `metadata` and `top_logprobs` are taken before anybody calls them neutral.
+        let request = Self { fields: body.take()?, sampling: body.take()? };
+        body.take_neutral(neutral::COMMON)?;
+        body.take_neutral(neutral::RESPONSES)?;
+        body.refuse_rest()?;
+        Ok(request)
+    }
+
+    pub(crate) fn model(&self) -> Option<String> {
+        self.fields.model.clone()
+    }
+
+    pub(crate) fn is_streaming(&self) -> Result<bool, ApiError> {
+        let is_streaming = self.fields.stream.unwrap_or(false);
+        match &self.fields.stream_options {
+            Some(_) if !is_streaming => {
+                Err(ApiError::invalid("stream_options", "goes only with `stream`: true"))
+            }
+            Some(StreamOptions { include_obfuscation: Some(true) }) => {
+                let param = "stream_options.include_obfuscation";
+                Err(ApiError::unsupported(param, "leave it out or set it to false"))
+            }
+            _ => Ok(is_streaming),
+        }
+    }
+
+    /// How many of the likeliest tokens to tell; `None`: no logprobs.
+    pub(crate) fn top_logprobs(&self) -> Result<Option<u32>, ApiError> {
+        let mut is_included = false;
+        for name in self.fields.include.iter().flatten() {
+            if name != "message.output_text.logprobs" {
+                let reason = format!("there is no {name:?} here");
+                return Err(ApiError::unsupported("include", reason));
+            }
+            is_included = true;
+        }
+        match self.fields.top_logprobs {
+            None | Some(0) if !is_included => Ok(None),
+            count => check_count("top_logprobs", count.unwrap_or(0)).map(Some),
+        }
+    }
+}
+
+impl ResponseFields {
+    pub(crate) fn conversation(self, state: &ServerState) -> Result<Conversation, ApiError> {
+        let input = self.input.ok_or(ApiError::Missing { param: "input" })?;
+        let tools = self.tools.unwrap_or_default().into_iter();
+        let tools: Vec<_> = tools.map(|ResponseTool::Function(tool)| tool).collect();
+        let tool_choice = tool_choice(self.tool_choice)?;
+        check_tools(&tools, &tool_choice, |index| format!("tools[{index}]"))?;
+        let mut variables = self.chat_template_kwargs.unwrap_or_default();
+        if let Some(reasoning) = self.reasoning {
+            if reasoning.summary.is_some_and(|summary| !summary.is_null())
+                || reasoning.generate_summary.is_some_and(|summary| !summary.is_null())
+            {
+                let reason = "thoughts are told whole, as reasoning_text; leave it out";
+                return Err(ApiError::unsupported("reasoning.summary", reason));
+            }
+            if let Some(effort) = reasoning.effort {
+                set_effort(&mut variables, &effort, state.style(), "reasoning.effort")?;
+            }
+        }
+        Ok(Conversation {
+            messages: messages(self.instructions.as_deref(), input)?,
+            tools,
+            tool_choice,
+            only_one_call: self.parallel_tool_calls == Some(false),
+            continues_last: false,
+            adds_generation_prompt: true,
+            variables,
+        })
+    }
+}
+
+fn tool_choice(field: Option<Value>) -> Result<ToolChoice, ApiError> {
+    match field {
+        None | Some(Value::Null) => Ok(ToolChoice::Auto),
+        Some(Value::String(word)) => choice_of_word(&word),
+        Some(other) => match NamedTool::deserialize(&other) {
+            Ok(NamedTool::Function { name }) => Ok(ToolChoice::Named(name)),
+            Err(error) => Err(ApiError::invalid("tool_choice", error.to_string())),
+        },
+    }
+}
