@@ -14,10 +14,11 @@ use inflight_model::ModelFiles;
 use inflight_observe::TimelineWriter;
 use serde_json::{Value, json};
 
-use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice};
+use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice, PolicyArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::device::{Chosen, choose};
 use crate::models::ModelArgument;
+use crate::policy::resolve_policy;
 use crate::progress::{TokenBar, is_watched};
 use crate::resolve::{Workload, resolve_gpu_use};
 use crate::start::{open, quantized};
@@ -127,7 +128,8 @@ impl<'a> Experiment<'a> {
             Workload { num_requests: Some(num_requests), max_queue: num_requests + 1, overlap };
         let model = Model { name: &self.name, files: &self.files };
         let no_progress = self.engine_args.no_progress;
-        let measure = Measure { workload: &self.workload, no_progress };
+        let policy = &self.args.policy;
+        let measure = Measure { workload: &self.workload, policy, no_progress };
         with_engine(&self.device, &model, &self.engine_args, workload, measure)
     }
 
@@ -170,6 +172,7 @@ impl<'a> Experiment<'a> {
 /// Runs a workload on an engine.
 struct Measure<'a> {
     workload: &'a OfflineWorkload,
+    policy: &'a PolicyArgs,
     no_progress: bool,
 }
 
@@ -186,7 +189,8 @@ impl UseEngine for Measure<'_> {
     type Output = Measured;
 
     fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Measured> {
-        let Assembled { engine, handle, config, device, summary } = assembled;
+        let Assembled { mut engine, handle, config, device, summary } = assembled;
+        engine.set_policy(resolve_policy(self.policy, config.max_num_seqs)?)?;
         let OfflineWorkload { num_prompts, input_len, output_len, .. } = *self.workload;
         let bar = TokenBar::new(num_prompts.saturating_mul(output_len) as u64, self.no_progress);
         let run = run_offline(engine, handle, self.workload, &mut |done| bar.show(done))?;

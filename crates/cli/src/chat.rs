@@ -7,7 +7,7 @@ use inflight_tokenizer::{ChatInput, Special, TextPosition};
 use serde_json::{Value, json};
 
 use crate::answer::{Question, answer};
-use crate::args::{ChatArgs, SamplingArgs, Switch};
+use crate::args::{ChatArgs, PolicyArgs, SamplingArgs, Switch};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
 use crate::resolve::Workload;
@@ -17,7 +17,7 @@ use crate::start::{Running, start};
 pub(crate) fn chat(args: ChatArgs) -> Result<()> {
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
     let workload = Workload::alone(args.steps.overlap == Switch::On);
-    let running = start(&model, &args.engine, &args.steps, workload)?;
+    let running = start(&model, &args.engine, &args.steps, &PolicyArgs::default(), workload)?;
     running.tokenizer.chat_template()?;
     let is_watched = io::stdin().is_terminal();
     if is_watched {

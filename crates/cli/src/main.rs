@@ -25,6 +25,7 @@ mod hub;
 mod logging;
 mod memory;
 mod models;
+mod policy;
 mod progress;
 mod resolve;
 mod run;

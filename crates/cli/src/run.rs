@@ -9,7 +9,7 @@ use inflight_tokenizer::{ChatInput, Special, TextPosition, Tokenizer};
 use serde_json::json;
 
 use crate::answer::{Question, answer};
-use crate::args::{RunArgs, Switch};
+use crate::args::{PolicyArgs, RunArgs, Switch};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
 use crate::resolve::Workload;
@@ -24,7 +24,7 @@ pub(crate) fn run(args: RunArgs) -> Result<()> {
     let text = if args.prompt == "-" { read_stdin()? } else { args.prompt.clone() };
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
     let workload = Workload::alone(args.steps.overlap == Switch::On);
-    let running = start(&model, &args.engine, &args.steps, workload)?;
+    let running = start(&model, &args.engine, &args.steps, &PolicyArgs::default(), workload)?;
     let (prompt, position) = encode(&running.tokenizer, &args, &text)?;
     let question = Question { prompt, position, sampling: &args.sampling, seed: args.engine.seed };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

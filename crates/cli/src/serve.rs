@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use inflight_server::{ServerConfig, ServerState, ToolFormat};
 use tokio::net::TcpSocket;
 
-use crate::args::{ReasoningParser, ServeArgs, Switch, ToolCallParser};
+use crate::args::{OrderChoice, ReasoningParser, ServeArgs, Switch, ToolCallParser};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
 use crate::resolve::Workload;
@@ -23,13 +23,14 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     let socket = bind(&args.host, args.port)?;
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
     let workload = Workload::serving(args.max_queue, args.steps.overlap == Switch::On);
-    let running = start(&model, &args.engine, &args.steps, workload)?;
+    let running = start(&model, &args.engine, &args.steps, &args.policy, workload)?;
     let mut config = ServerConfig::new(model.name);
     if !args.served_model_name.is_empty() {
         config.model_names = args.served_model_name;
     }
     config.tool_format = tool_format(args.tool_call_parser);
     config.splits_reasoning = args.reasoning_parser == ReasoningParser::Auto;
+    config.orders_by_priority = args.policy.scheduling_policy == OrderChoice::Priority;
     config.shutdown_timeout = Duration::from_secs(args.shutdown_timeout);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -11,10 +11,11 @@ use inflight_model::ModelFiles;
 use inflight_server::{EngineAlive, EngineClient};
 use inflight_tokenizer::Tokenizer;
 
-use crate::args::{EngineArgs, LoadFormat, Quantization, StepArgs};
+use crate::args::{EngineArgs, LoadFormat, PolicyArgs, Quantization, StepArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::device::choose;
 use crate::models::LocalModel;
+use crate::policy::resolve_policy;
 use crate::resolve::{Workload, resolve_gpu_use};
 use crate::summary::Summary;
 use crate::text::load_tokenizer;
@@ -34,6 +35,7 @@ pub(crate) fn start(
     model: &LocalModel,
     args: &EngineArgs,
     steps: &StepArgs,
+    policy: &PolicyArgs,
     workload: Workload,
 ) -> Result<Running> {
     let trace = steps.trace_file.as_deref().map(TraceFile::create).transpose()?;
@@ -41,7 +43,7 @@ pub(crate) fn start(
     let tokenizer = Arc::new(load_tokenizer(&files)?);
     let device = choose(args.device, resolve_gpu_use(args))?;
     let model = Model { name: &model.name, files: &files };
-    with_engine(&device, &model, args, workload, Start { tokenizer, trace })
+    with_engine(&device, &model, args, workload, Start { tokenizer, policy, trace })
 }
 
 /// A model's configuration and weights, or made-up weights.
@@ -61,16 +63,18 @@ pub(crate) fn quantized(mut files: ModelFiles, args: &EngineArgs) -> ModelFiles 
 }
 
 /// Gives an engine a thread and takes its records.
-struct Start {
+struct Start<'a> {
     tokenizer: Arc<Tokenizer>,
+    policy: &'a PolicyArgs,
     trace: Option<(TraceFile, SyncSender<StepRecord>)>,
 }
 
-impl UseEngine for Start {
+impl UseEngine for Start<'_> {
     type Output = Running;
 
     fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Running> {
-        let Assembled { mut engine, handle, summary, .. } = assembled;
+        let Assembled { mut engine, handle, config, summary, .. } = assembled;
+        engine.set_policy(resolve_policy(self.policy, config.max_num_seqs)?)?;
         let trace = self.trace.map(|(file, records)| {
             engine.trace_to(records);
             file

@@ -7,11 +7,14 @@ use std::{
         atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{self, Receiver, SyncSender, TryRecvError},
     },
+    time::Duration,
 };
 
 use inflight_backend::{Backend, BackendError, LateWriter, OutputLayout, StepInputs, StepShape};
 use inflight_model::Decoder;
-use inflight_scheduler::{Batch, Scheduler, SequenceId, SequenceSpec};
+use inflight_scheduler::{
+    Batch, Policy, Scheduler, SchedulerError, SequenceId, SequenceSpec, Service,
+};
 
 use crate::{
     EngineConfig, EngineError, EngineHandle, EngineStats, FinishReason, RequestId, StepRecord,
@@ -43,6 +46,8 @@ pub struct Engine<B: Backend> {
     inputs: StepInputs,
     outputs: OutputLayout,
     clock: TraceClock<B>,
+    /// When the latest step ended: the host had its outputs.
+    last_step_end: Duration,
     stats: Arc<EngineStats>,
 }
 
@@ -108,6 +113,7 @@ impl<B: Backend> Engine<B> {
             requests: LiveRequests::default(),
             streams,
             in_flight: VecDeque::with_capacity(2),
+            last_step_end: Duration::ZERO,
             inputs: StepInputs::default(),
             stats,
         };
@@ -124,6 +130,14 @@ impl<B: Backend> Engine<B> {
     pub fn prepare(&mut self) -> Result<(), EngineError> {
         while self.prepare_next()? {}
         Ok(())
+    }
+
+    /// Has the scheduler decide by `policy`, from the next plan on.
+    ///
+    /// # Errors
+    /// When the policy does not work with the engine's limits; the message names the field.
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), SchedulerError> {
+        self.scheduler.set_policy(policy)
     }
 
     /// Sends a record of every step to `records` too. Never blocks: a full channel loses records.
@@ -192,7 +206,8 @@ impl<B: Backend> Engine<B> {
     fn step(&mut self) -> Result<(), EngineError> {
         let ((), admit) = self.timed(Self::admit);
         let (batch, plan) = self.timed(|engine| engine.scheduler.plan());
-        let record = StepRecord { admit, plan, ..StepRecord::default() };
+        let decision = *self.scheduler.decision();
+        let record = StepRecord { admit, plan, decision, ..StepRecord::default() };
         let mut keep = 0; // nothing to overlap with: drain
         if let Some(batch) = batch {
             let flight = self.launch(batch, record)?;
@@ -212,29 +227,45 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Inbox to waiting queue, aborts; never blocks.
+    /// Inbox to waiting queue, aborts, deadlines; never blocks.
     fn admit(&mut self) {
+        self.scheduler.set_now(self.clock.now());
         while let Ok(command) = self.inbox.try_recv() {
             self.apply(command);
+        }
+        for (id, lapse) in self.scheduler.expire() {
+            self.requests.finish(id, FinishReason::Lapsed(lapse));
         }
     }
 
     fn apply(&mut self, command: Command) {
         match command {
-            Command::Submit(submission) => self.accept(submission),
+            Command::Submit(submission) => self.accept(*submission),
             Command::Abort(RequestId(id)) => self.end(SequenceId(id), FinishReason::Aborted),
+            Command::Tune(tuning) => {
+                let tuned = self.scheduler.set_policy(tuning.policy);
+                tuned.expect("experiments use policies that work");
+                self.config.overlap = tuning.overlap;
+            }
             Command::Drain => self.draining = true,
         }
     }
 
     fn accept(&mut self, submission: Submission) {
         let id = SequenceId(submission.id.0);
+        let submitted = self.clock.at(submission.submitted);
+        self.scheduler.set_now(self.clock.now());
         let (spec, max_tokens) = submission.request.into_spec();
         let sequence = SequenceSpec {
             max_tokens,
             min_tokens: spec.min_tokens,
             stop_token_ids: spec.stop_token_ids.clone(),
             counts_tokens: spec.sampling.needs_token_counts(),
+            service: Service {
+                priority: spec.priority,
+                tenant: spec.tenant,
+                deadline: spec.timeout.map(|timeout| submitted.saturating_add(timeout)),
+            },
             ..SequenceSpec::new(id, spec.prompt)
         };
         if let Err(error) = self.scheduler.add(sequence) {
@@ -371,8 +402,17 @@ impl<B: Backend> Engine<B> {
         let (waited, blocked) = self.timed(wait);
         waited?;
         record.blocked = blocked;
+        self.note_step_time(&batch, &record);
         record.collect = self.timed(|engine| engine.collect_rows(io, &batch)).1;
         Ok(self.clock.send(&self.backend, self.io.get(io), record)?)
+    }
+
+    /// Tells the scheduler how long the step took, as its sequences felt it.
+    fn note_step_time(&mut self, batch: &Batch, record: &StepRecord) {
+        let (launched, end) = (record.stage.start, record.blocked.end);
+        let took = end.saturating_sub(self.last_step_end.max(launched));
+        self.scheduler.observe(batch, took);
+        self.last_step_end = end;
     }
 
     fn collect_rows(&mut self, io: IoSlotId, batch: &Batch) {

@@ -5,6 +5,9 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
     mpsc::{SyncSender, TrySendError},
 };
+use std::time::Instant;
+
+use inflight_scheduler::Policy;
 
 use crate::{
     FinishReason, RequestId, RequestLimits, SinkClosed, TokenSink, TokenUpdate, Update,
@@ -13,10 +16,21 @@ use crate::{
 
 /// What callers tell the engine.
 pub(crate) enum Command {
-    Submit(Submission),
+    Submit(Box<Submission>),
     Abort(RequestId),
+    /// From the next step on, plan by this policy and with this overlap.
+    Tune(Box<Tuning>),
     /// Serve what was accepted, then end.
     Drain,
+}
+
+/// What may change while an engine runs, for experiments that compare on one engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuning {
+    /// Whether batch N+1 is planned and launched while batch N computes.
+    pub overlap: bool,
+    /// What decides beside the limits.
+    pub policy: Policy,
 }
 
 /// An accepted request on its way to the engine.
@@ -24,6 +38,8 @@ pub(crate) struct Submission {
     pub(crate) id: RequestId,
     pub(crate) request: ValidRequest,
     pub(crate) client: Client,
+    /// When it was handed over: its timeout counts from here.
+    pub(crate) submitted: Instant,
 }
 
 /// Who waits for a request's updates. Sends exactly one final message, come what may: dropped
@@ -143,8 +159,8 @@ impl EngineHandle {
         let full = SubmitError::QueueFull { max_outstanding: self.max_outstanding };
         let client = Client { sink: Some(sink), _ticket: self.take_ticket().ok_or(full)? };
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let submission = Submission { id, request, client };
-        let (error, command) = match self.commands.try_send(Command::Submit(submission)) {
+        let submission = Submission { id, request, client, submitted: Instant::now() };
+        let (error, command) = match self.commands.try_send(Command::Submit(Box::new(submission))) {
             Ok(()) => return Ok(id),
             Err(TrySendError::Full(command)) => (full, command),
             Err(TrySendError::Disconnected(command)) => (SubmitError::Stopped, command),
@@ -159,6 +175,16 @@ impl EngineHandle {
     pub fn abort(&self, id: RequestId) {
         // An engine that has stopped has ended every request already.
         let _ = self.commands.send(Command::Abort(id));
+    }
+
+    /// Changes how the engine goes on, from its next step.
+    ///
+    /// # Panics
+    /// The engine's thread does, when the policy does not work with its limits:
+    /// [`Engine::set_policy`](crate::Engine::set_policy) says so before it runs.
+    pub fn tune(&self, tuning: Tuning) {
+        // An engine that has stopped takes no steps.
+        let _ = self.commands.send(Command::Tune(Box::new(tuning)));
     }
 
     /// Asks the engine to serve what it has accepted and then end. Later requests are refused.

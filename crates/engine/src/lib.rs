@@ -28,7 +28,11 @@ pub use config::EngineConfig;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use grammar::{Allowed, Grammar, Matcher, SharedGrammar};
-pub use handle::{EngineHandle, EngineStats, SubmitError};
+pub use handle::{EngineHandle, EngineStats, SubmitError, Tuning};
+pub use inflight_scheduler::{
+    Batching, Decision, Gate, HeldBack, Lapse, LimitedBy, Mixing, Order, Policy, Share, Targets,
+    Tenant,
+};
 pub use request::{
     InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,
 };

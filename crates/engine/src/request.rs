@@ -1,6 +1,9 @@
 //! What comes into the engine: requests that are known to be servable.
 
+use std::time::Duration;
+
 use inflight_backend::step::MAX_TOP_LOGPROBS;
+use inflight_scheduler::Tenant;
 
 use crate::SharedGrammar;
 
@@ -74,6 +77,13 @@ pub struct RequestSpec {
     pub sampling: SamplingParams,
     /// What the output must be; `None`: anything.
     pub grammar: Option<SharedGrammar>,
+    /// Lower goes first, where the scheduler's order is by priority.
+    pub priority: i32,
+    /// On whose behalf it comes, where tenants are served fairly.
+    pub tenant: Tenant,
+    /// Time from its arrival after which its result is of no use: it then ends as
+    /// [`FinishReason::Lapsed`](crate::FinishReason::Lapsed).
+    pub timeout: Option<Duration>,
 }
 
 /// What the engine can take. Fixed when it starts.

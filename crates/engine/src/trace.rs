@@ -6,6 +6,7 @@ use std::{
 };
 
 use inflight_backend::{Backend, BackendError};
+use inflight_scheduler::Decision;
 
 use crate::io_slot::{Interval, IoSlot};
 
@@ -26,7 +27,7 @@ pub struct Span {
 /// compute                         [            ]
 /// d2h                                           [ ]
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct StepRecord {
     /// Counts the engine's batches, from 1.
@@ -34,6 +35,8 @@ pub struct StepRecord {
     pub num_rows: usize,
     pub num_tokens: usize,
     pub num_sampled: usize,
+    /// What the plan decided, and why.
+    pub decision: Decision,
     pub admit: Span,
     pub plan: Span,
     pub stage: Span,
@@ -78,6 +81,11 @@ impl<B: Backend> TraceClock<B> {
     /// Time since the engine started.
     pub(crate) fn now(&self) -> Duration {
         self.origin.elapsed()
+    }
+
+    /// A moment as time since the engine started.
+    pub(crate) fn at(&self, moment: Instant) -> Duration {
+        moment.saturating_duration_since(self.origin)
     }
 
     /// Completes `record` with the device's times and sends it. The slot's batch must have been

@@ -1,5 +1,7 @@
 //! What comes out of the engine.
 
+use inflight_scheduler::Lapse;
+
 /// A token, or the end. An accepted request gets any number of tokens and exactly one `Finished`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
@@ -32,6 +34,8 @@ pub enum FinishReason {
     Length,
     /// The caller aborted it, went away or did not keep up.
     Aborted,
+    /// Its time was up: its own deadline's, or the queue's limit.
+    Lapsed(Lapse),
     /// The engine cannot go on.
     Failed(String),
 }

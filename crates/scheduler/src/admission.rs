@@ -8,14 +8,21 @@
 //!   tokens      [ found by prefix | moved from the host | to compute ]     the prefix cache, swap
 //!   tokens      [ the prompt but its last token         |     1      ]     another output's blocks
 //! ```
+//!
+//! `gate.rs` has the conditions that a policy adds.
 
 use inflight_kv_cache::{BlockId, blocks_for};
 
 use crate::batch::Batch;
+use crate::decision::HeldBack;
+use crate::gate::Terms;
 use crate::moves::BlockMove;
+use crate::plan::Draft;
+use crate::policy::Order;
 use crate::preemption::LOOKAHEAD;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Phase, Sequence};
+use crate::tenant::cost;
 use crate::{SequenceId, StateSlot};
 
 /// What a sequence begins with when it is admitted.
@@ -32,25 +39,52 @@ impl Scheduler {
     /// First chunks for sequences from the front of the queue, while slots, blocks and budget last.
     /// If the first cannot be admitted, the others wait behind it; only who waits for a prefix that
     /// is being computed is overtaken.
-    pub(crate) fn plan_admissions(&mut self, batch: &mut Batch) {
-        while self.budget_left(batch) > 0
-            && self.state_slots.has_free()
-            && let Some(id) = self.next_to_admit()
-            && let Some(beginning) = self.find_beginning(id)
-            && self.can_count_from(id, &beginning, batch)
-            && let Some(slot) = self.state_slots.allocate()
-        {
-            self.admit(id, slot, &beginning);
-            let sequence = self.sequence(id);
-            if sequence.num_loading == 0 {
-                let len = sequence.num_uncomputed().min(self.budget_left(batch));
-                self.push_row(id, len, batch);
+    pub(crate) fn plan_admissions(&mut self, draft: &mut Draft) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut terms = Terms::new(self);
+        while draft.prompt_tokens_left > 0 {
+            let Some(id) = self.next_to_admit() else {
+                draft.decision.held_back = (!self.waiting.is_empty()).then_some(HeldBack::Prefix);
+                return;
+            };
+            if let Err(reason) = self.try_admit(id, draft, &mut terms) {
+                draft.decision.held_back = Some(reason);
+                return;
+            }
+            draft.decision.num_admitted += 1;
+            if self.sequence(id).num_loading == 0 {
+                let len = self.prompt_share(id, draft, 1 + self.waiting.len());
+                self.push_prompt(id, len, draft);
             }
         }
+        draft.decision.held_back = (!self.waiting.is_empty()).then_some(HeldBack::Tokens);
     }
 
-    fn next_to_admit(&self) -> Option<SequenceId> {
-        self.waiting.iter().find(|&id| !self.waits_for_prefix(id))
+    pub(crate) fn next_to_admit(&self) -> Option<SequenceId> {
+        self.waiting.next(&self.accounts, |id| self.waits_for_prefix(id))
+    }
+
+    /// Admits a waiting sequence, or says why it cannot join.
+    fn try_admit(
+        &mut self,
+        id: SequenceId,
+        draft: &Draft,
+        terms: &mut Terms,
+    ) -> Result<(), HeldBack> {
+        if !self.state_slots.has_free() {
+            return Err(HeldBack::Slots);
+        }
+        terms.check(id, self)?;
+        let beginning = self.find_beginning(id).ok_or(HeldBack::Blocks)?;
+        if !self.can_count_from(id, &beginning, &draft.batch) {
+            return Err(HeldBack::Counting);
+        }
+        let slot = self.state_slots.allocate().expect("one is free");
+        self.admit(id, slot, &beginning);
+        terms.join(id, self);
+        Ok(())
     }
 
     /// Whether the tokens that a sequence does not compute can be counted in the batch.
@@ -126,12 +160,15 @@ impl Scheduler {
     /// Moves a waiting sequence to the running ones and reserves blocks for its tokens.
     fn admit(&mut self, id: SequenceId, slot: StateSlot, beginning: &Beginning) {
         let room = "admission checked that the blocks are there";
-        self.waiting.remove(&self.sequences[&id]);
+        self.waiting.remove(&self.sequences[&id], &mut self.accounts);
+        if !self.sequence(id).has_run {
+            self.begin_service(id, beginning.num_computed);
+        }
         let shared = beginning.leader.map(|leader| {
             self.sequences[&leader].table.share(beginning.num_computed, &mut self.cache)
         });
         let sequence = self.sequences.get_mut(&id).expect("waiting sequences have a record");
-        let arrival = sequence.arrival;
+        let rank = sequence.rank;
         match shared {
             Some(shared) => sequence.table = shared,
             None => sequence.table.adopt(&beginning.blocks, &mut self.cache),
@@ -147,8 +184,24 @@ impl Scheduler {
         copy.into_iter().for_each(|copy| self.moves.copy(id, copy));
         self.load(id, beginning.blocks.len());
         self.announce_blocks(id);
-        let later = self.running.partition_point(|other| self.sequences[other].arrival < arrival);
-        self.running.insert(later, id);
+        let behind = self.running.partition_point(|other| self.sequences[other].rank < rank);
+        self.running.insert(behind, id);
+    }
+
+    /// A sequence is admitted for the first time: its prompt is put on its tenant's account, and
+    /// what others had computed of it counts as little as it costs.
+    fn begin_service(&mut self, id: SequenceId, num_cached: usize) {
+        self.lift_queue_limit(id);
+        let number = self.take_number();
+        let is_fair = self.policy.order == Order::Fair;
+        let sequence = self.sequence_mut(id);
+        sequence.has_run = true;
+        if is_fair {
+            sequence.rank.number = number;
+        }
+        let (account, prompt_len) = (sequence.account, sequence.prompt_len);
+        let (num_computed, num_cached) = ((prompt_len - num_cached) as u64, num_cached as u64);
+        self.accounts.charge(account, cost::COMPUTED * num_computed + cost::CACHED * num_cached);
     }
 
     /// Has the blocks of a sequence that came back moved from the host, but for the first ones,

@@ -4,6 +4,7 @@ use crate::SequenceId;
 use crate::batch::Batch;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Phase, Sequence};
+use crate::tenant::cost;
 
 /// Why a sequence ended by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,8 @@ impl Scheduler {
         assert_eq!(number, self.planned, "the batch launched is not the latest plan");
         assert!(number > self.launched, "batch {number} was launched twice");
         self.launched = number;
+        let has_prompt = batch.rows.iter().any(|row| row.len > 1 || row.start < row.prompt_len);
+        self.steps_without_prompt = if has_prompt { 0 } else { self.steps_without_prompt + 1 };
         self.launch_moves(batch);
         for row in &batch.rows {
             // Aborted since it was planned: nothing is left to move.
@@ -52,6 +55,9 @@ impl Scheduler {
             sequence.num_computed = row.context_len;
             sequence.num_pending += usize::from(row.samples);
             sequence.is_fresh = false;
+            if row.samples {
+                self.accounts.charge(sequence.account, cost::GENERATED);
+            }
             let is_complete = sequence.is_complete();
             self.cache_blocks(row.id);
             if is_complete {

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 /// A configuration that the scheduler cannot work with.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Error)]
 pub enum SchedulerError {
     /// A limit that must be positive is zero.
     #[error("{field} must be at least 1")]
@@ -45,6 +45,29 @@ pub enum SchedulerError {
         num_blocks: usize,
         /// Tokens in one block.
         block_size: usize,
+    },
+
+    /// Prompts in batches of their own hold up decodes for as long as they take.
+    #[error("target_itl needs continuous batching, with prompts in chunks beside the decodes")]
+    TargetNeedsChunks,
+
+    /// A ratio that is no number of prompts.
+    #[error("waiting_served_ratio ({ratio}) must be a number and at least 0")]
+    BadRatio {
+        /// What was given.
+        ratio: f64,
+    },
+
+    /// A sequence that fits the cache would not fit the running ones' total.
+    #[error(
+        "max_batch_total_tokens ({max_batch_total_tokens}) must be at least {largest}, the tokens \
+         of the longest sequence"
+    )]
+    TotalBelowOne {
+        /// The limit on all running sequences' tokens.
+        max_batch_total_tokens: usize,
+        /// Most tokens of one sequence.
+        largest: usize,
     },
 }
 

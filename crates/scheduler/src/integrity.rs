@@ -4,13 +4,14 @@ use std::collections::HashSet;
 
 use inflight_kv_cache::{BlockId, HostBlockId};
 
+use crate::policy::Order;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Phase, Sequence};
 use crate::{SequenceId, StateSlot};
 
 impl Scheduler {
     /// Checks every invariant that can be seen from the state alone: free and held blocks and slots
-    /// add up, nothing is held twice, lists and records agree, and arrival order is kept.
+    /// add up, nothing is held twice, lists and records agree, and ranks are kept.
     ///
     /// Holds between any two calls. Costs a pass over all sequences and blocks.
     ///
@@ -22,6 +23,8 @@ impl Scheduler {
         self.check_swap()?;
         self.check_slots()?;
         self.check_lists()?;
+        self.check_ranks()?;
+        self.check_accounts()?;
         for (&id, sequence) in &self.sequences {
             check_sequence(sequence).map_err(|what| format!("sequence {id}: {what}"))?;
         }
@@ -102,25 +105,20 @@ impl Scheduler {
         Err(format!("free and owned state slots are not each slot once: {slots:?}"))
     }
 
-    /// The two lists hold each sequence that waits or runs once, each in order of arrival.
+    /// The two lists hold each sequence that waits or runs once.
     fn check_lists(&self) -> Result<(), String> {
         let mut listed = HashSet::new();
-        let mut latest = None;
         for id in self.running.iter().copied().chain(self.waiting.iter()) {
             let Some(sequence) = self.sequences.get(&id) else {
                 return Err(format!("sequence {id} is listed but has no record"));
             };
-            if listed.len() == self.running.len() {
-                latest = None;
-            }
-            if latest.replace(sequence.arrival).is_some_and(|latest| latest >= sequence.arrival) {
-                return Err(format!("sequence {id} is listed behind one that arrived later"));
-            }
             let runs = matches!(sequence.phase, Phase::Running(_));
             if sequence.phase == Phase::Finishing || runs != (listed.len() < self.running.len()) {
                 return Err(format!("sequence {id} is in the wrong list for {:?}", sequence.phase));
             }
-            listed.insert(id);
+            if !listed.insert(id) {
+                return Err(format!("sequence {id} is listed twice"));
+            }
         }
         let unlisted = |(id, sequence): (&SequenceId, &Sequence)| {
             (sequence.phase != Phase::Finishing && !listed.contains(id)).then_some(*id)
@@ -129,6 +127,40 @@ impl Scheduler {
             Some(id) => Err(format!("sequence {id} is in no list")),
             None => Ok(()),
         }
+    }
+
+    /// Those that run stand by rank, and so do those that wait where they have ranks.
+    fn check_ranks(&self) -> Result<(), String> {
+        let waiting: Vec<SequenceId> = match self.policy.order {
+            Order::Fcfs | Order::Priority => self.waiting.iter().collect(),
+            Order::Fair => Vec::new(),
+        };
+        for list in [&self.running, &waiting] {
+            for pair in list.windows(2) {
+                if self.sequence(pair[0]).rank >= self.sequence(pair[1]).rank {
+                    let (id, before) = (pair[1], pair[0]);
+                    return Err(format!("sequence {id} stands behind {before} and ranks higher"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Accounts count the sequences there are, and every time limit is watched.
+    fn check_accounts(&self) -> Result<(), String> {
+        let counted = self.accounts.num_sequences();
+        let (num_live, num_waiting) = (self.sequences.len(), self.waiting.len());
+        if counted != (num_live, num_waiting) {
+            return Err(format!("accounts count {counted:?}, not ({num_live}, {num_waiting})"));
+        }
+        let limits = |sequence: &Sequence| {
+            usize::from(sequence.deadline.is_some()) + usize::from(sequence.queue_limit.is_some())
+        };
+        let num_limits: usize = self.sequences.values().map(limits).sum();
+        if num_limits != self.num_lapses() {
+            return Err(format!("{} of {num_limits} time limits are watched", self.num_lapses()));
+        }
+        Ok(())
     }
 }
 
@@ -232,14 +264,10 @@ mod tests {
             "sequence 1 is to write to a block that others hold",
         );
         check(|s| drop(s.swap.allocate(1)), "block host 0 counts 1 references, has 0");
-        check(|s| s.running.swap(0, 1), "sequence 0 is listed behind one that arrived later");
-        check(
-            |s| {
-                s.sequence_mut(C).arrival = 0;
-                s.waiting.insert(C, &s.sequences[&C]);
-            },
-            "sequence 2 is listed behind one that arrived later",
-        );
+        check(|s| s.running.swap(0, 1), "sequence 0 stands behind 1 and ranks higher");
+        check(|s| s.running.push(B), "sequence 1 is listed twice");
+        check(|s| s.sequence_mut(C).deadline = Some(s.now), "0 of 1 time limits are watched");
+        check(|s| s.accounts.leave_queue(s.sequence(C).account), "accounts count (3, 0), not");
         check(|s| s.sequence_mut(C).phase = Phase::Finishing, "sequence 2 is in the wrong list");
         check(|s| s.waiting = Default::default(), "sequence 2 is in no list");
         check(|s| drop(s.sequences.remove(&C)), "sequence 2 is listed but has no record");

@@ -2,15 +2,29 @@
 //!
 //! ```text
 //!   token budget  [ one token each: decodes | chunks of running prefills | chunks of admitted ]
-//!   blocks          grow, newest gives way    reserved at admission        all or not admitted
+//!   blocks          grow, last gives way      reserved at admission        all or not admitted
 //! ```
 //!
-//! `admission.rs` says who may join and takes blocks for it, `preemption.rs` who gives way.
+//! Prompts and decodes share a batch or take turns, as the policy has it. `admission.rs` says who
+//! may join and takes blocks for it, `preemption.rs` who gives way, `prompt_share.rs` how many
+//! tokens each prompt gets.
 
 use crate::SequenceId;
 use crate::batch::{Batch, Row, RowInputs};
+use crate::decision::{Decision, HeldBack, LimitedBy, Share};
+use crate::policy::{Batching, Mixing, Order};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Phase, Sequence};
+use crate::step_model::StepLoad;
+
+/// A batch in the making.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) batch: Batch,
+    /// Prompt tokens that may still be added.
+    pub(crate) prompt_tokens_left: usize,
+    pub(crate) decision: Decision,
+}
 
 impl Scheduler {
     /// Plans the next batch; `None` when there is nothing to do until more is added or committed.
@@ -18,46 +32,128 @@ impl Scheduler {
     /// The plan counts only once it is launched: until [`advance`](Self::advance) is called with
     /// it, another call makes a new plan in its place.
     pub fn plan(&mut self) -> Option<Batch> {
-        let mut batch = Batch::new(self.planned + 1);
+        let batch = Batch::new(self.planned + 1);
+        let mut draft = Draft { batch, prompt_tokens_left: 0, decision: Decision::default() };
+        let preemptions_before = self.num_preemptions;
+        if self.running.is_empty() {
+            self.static_batch = (0, false);
+        }
         self.plan_swaps();
-        self.plan_single_tokens(&mut batch);
-        self.plan_prefills(&mut batch);
-        self.plan_admissions(&mut batch);
+        self.plan_rows(&mut draft);
+        let Draft { mut batch, mut decision, .. } = draft;
         batch.moves = self.moves.next(self.config.memory.max_moved_blocks);
-        if batch.rows.is_empty() && batch.moves.is_empty() {
+        let is_empty = batch.rows.is_empty() && batch.moves.is_empty();
+        decision.batch = self.planned + u64::from(!is_empty);
+        decision.num_preempted = (self.num_preemptions - preemptions_before) as usize;
+        decision.num_single = batch.rows.iter().filter(|row| row.len == 1).count();
+        decision.num_chunks = batch.rows.len() - decision.num_single;
+        decision.predicted = self.control.predict(&batch);
+        self.decision = decision;
+        if is_empty {
             return None;
         }
         self.planned = batch.number;
         Some(batch)
     }
 
+    fn plan_rows(&mut self, draft: &mut Draft) {
+        let prompts_first = match self.policy.effective_mixing() {
+            Mixing::Chunked => {
+                self.plan_single_tokens(draft);
+                return self.plan_prompts(draft, Share::Both);
+            }
+            Mixing::PrefillFirst => true,
+            Mixing::DecodeFirst => self.is_gate_open(),
+        };
+        if prompts_first {
+            self.plan_prompts(draft, Share::Prompts);
+        }
+        if draft.batch.rows.is_empty() {
+            draft.decision.share = Share::Decodes;
+            self.plan_single_tokens(draft);
+        }
+        if draft.batch.rows.is_empty() && !prompts_first {
+            self.plan_prompts(draft, Share::Prompts);
+        }
+    }
+
     /// A row for every running sequence that needs one more token: all decodes, and prefills at
     /// their last token. The budget always has room for them, since it is not below `max_num_seqs`.
-    fn plan_single_tokens(&mut self, batch: &mut Batch) {
+    fn plan_single_tokens(&mut self, draft: &mut Draft) {
         // The list shrinks from its end while victims give way, so it is indexed afresh each time.
         let mut i = 0;
         while let Some(&id) = self.running.get(i) {
             let sequence = self.sequence(id);
-            let is_next = sequence.num_uncomputed() == 1 && self.can_run(sequence, batch);
+            let is_next = sequence.num_uncomputed() == 1 && self.can_run(sequence, &draft.batch);
             if is_next && self.make_room(id) {
-                self.push_row(id, 1, batch);
+                self.push_row(id, 1, &mut draft.batch);
             }
             i += 1;
         }
     }
 
-    /// Chunks for the running sequences that are further behind, the oldest first, as the budget
-    /// lasts. Their blocks were reserved at admission.
-    fn plan_prefills(&mut self, batch: &mut Batch) {
-        for i in 0..self.running.len() {
-            let id = self.running[i];
-            let len = self.sequence(id).num_uncomputed().min(self.budget_left(batch));
+    /// Chunks of running prefills, then of sequences that join.
+    fn plan_prompts(&mut self, draft: &mut Draft, share: Share) {
+        draft.decision.share = share;
+        self.limit_prompts(draft);
+        self.plan_prefills(draft);
+        self.plan_admissions(draft);
+        self.top_up(draft);
+        let is_formed =
+            !matches!(draft.decision.held_back, Some(HeldBack::Tokens | HeldBack::Prefix));
+        if matches!(self.policy.batching, Batching::Static { .. }) && is_formed {
+            self.static_batch.1 = !self.running.is_empty();
+        }
+    }
+
+    /// How many prompt tokens the batch may have, given the decodes that it has.
+    fn limit_prompts(&mut self, draft: &mut Draft) {
+        let mut limit = self.config.max_num_batched_tokens - draft.batch.num_tokens;
+        draft.decision.limited_by = LimitedBy::Budget;
+        if let Some(most) = self.policy.max_batch_prefill_tokens
+            && most < limit
+        {
+            limit = most;
+            draft.decision.limited_by = LimitedBy::PrefillTokens;
+        }
+        if let Some(target) = self.policy.targets.itl
+            && !draft.batch.rows.is_empty()
+            && let Some(start) = self.next_prompt_start()
+        {
+            let decodes = StepLoad::of(&draft.batch);
+            let within = self.control.prefill_limit(target, &decodes, start, limit);
+            if within < limit {
+                limit = within;
+                draft.decision.limited_by = LimitedBy::ItlTarget;
+            }
+        }
+        draft.prompt_tokens_left = limit;
+        draft.decision.prefill_limit = limit;
+    }
+
+    /// Positions computed of the prompt that is next; `None` when there is no prompt.
+    fn next_prompt_start(&self) -> Option<usize> {
+        let mut running = self.running.iter().map(|&id| self.sequence(id));
+        let prefill = running.find(|sequence| sequence.num_uncomputed() > 1);
+        let start = prefill.map(|sequence| sequence.num_computed);
+        start.or_else(|| (!self.waiting.is_empty()).then_some(0))
+    }
+
+    /// Chunks for the running sequences that are further behind, in order, as the budget lasts.
+    /// Their blocks were reserved at admission.
+    fn plan_prefills(&mut self, draft: &mut Draft) {
+        let is_prefill = |id: &SequenceId| self.sequence(*id).num_uncomputed() > 1;
+        let mut ids: Vec<SequenceId> = self.running.iter().copied().filter(is_prefill).collect();
+        if self.policy.order == Order::Fair {
+            ids.sort_by_key(|&id| self.accounts.service(self.sequence(id).account));
+        }
+        for (i, &id) in ids.iter().enumerate() {
+            let len = self.prompt_share(id, draft, ids.len() - i);
             if len == 0 {
                 return;
             }
-            let sequence = self.sequence(id);
-            if sequence.num_uncomputed() > 1 && self.can_run(sequence, batch) {
-                self.push_row(id, len, batch);
+            if self.can_run(self.sequence(id), &draft.batch) {
+                self.push_prompt(id, len, draft);
             }
         }
     }
@@ -73,12 +169,14 @@ impl Scheduler {
         batch.num_uncounted + num_uncounted <= self.config.max_model_len
     }
 
-    pub(crate) fn budget_left(&self, batch: &Batch) -> usize {
-        self.config.max_num_batched_tokens - batch.num_tokens
+    /// Adds a row of a prompt's next `len` tokens.
+    pub(crate) fn push_prompt(&self, id: SequenceId, len: usize, draft: &mut Draft) {
+        draft.prompt_tokens_left -= len;
+        self.push_row(id, len, &mut draft.batch);
     }
 
     /// Adds a row of the sequence's next `len` tokens.
-    pub(crate) fn push_row(&self, id: SequenceId, len: usize, batch: &mut Batch) {
+    fn push_row(&self, id: SequenceId, len: usize, batch: &mut Batch) {
         let sequence = self.sequence(id);
         let Phase::Running(state_slot) = sequence.phase else {
             panic!("sequence {id} is planned but does not run");

@@ -25,7 +25,7 @@ pub(crate) const LOOKAHEAD: usize = 3;
 
 impl Scheduler {
     /// Gives a running sequence the block that its next token needs, if need be at the cost of
-    /// newer ones. False when it is the newest itself and had to give way, or when blocks are on
+    /// those behind it. False when it is the last itself and had to give way, or when blocks are on
     /// their way that it is to wait for.
     pub(crate) fn make_room(&mut self, id: SequenceId) -> bool {
         loop {
@@ -88,7 +88,7 @@ impl Scheduler {
             }
     }
 
-    /// Takes all blocks from a running sequence and returns it to the queue, where it is first. It
+    /// Takes all blocks from a running sequence and returns it to the queue, to its rank there. It
     /// keeps its tokens, and computes their keys and values again when it comes back, unless the
     /// prefix cache still has them.
     ///
@@ -99,7 +99,7 @@ impl Scheduler {
         let sequence = self.sequence_mut(id);
         sequence.num_computed = 0;
         sequence.num_preemptions += 1;
-        self.waiting.insert(id, &self.sequences[&id]);
+        self.waiting.insert(id, &self.sequences[&id], &mut self.accounts);
         self.num_preemptions += 1;
     }
 

@@ -1,14 +1,23 @@
 //! The scheduler's state, and what the engine can do to it between batches.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use inflight_kv_cache::{BlockHash, BlockTable, KvCache, SwapSpace, blocks_for};
 
+use crate::batch::Batch;
+use crate::lapse::Lapses;
+use crate::latency::LatencyControl;
 use crate::moves::MoveQueue;
-use crate::queue::WaitingQueue;
-use crate::sequence::{Phase, Sequence, final_len};
+use crate::policy::Order;
+use crate::queue::{Rank, WaitingQueue};
+use crate::sequence::{Entry, Phase, Sequence, final_len};
 use crate::state_slot::StateSlots;
-use crate::{AdmissionError, MoveCosts, SchedulerConfig, SchedulerError, SequenceId, SequenceSpec};
+use crate::tenant::{Accounts, Tenant};
+use crate::{
+    AdmissionError, Decision, MoveCosts, Policy, SchedulerConfig, SchedulerError, SequenceId,
+    SequenceSpec,
+};
 
 /// Owns every sequence, its blocks and its state slot, and plans batches.
 ///
@@ -16,12 +25,15 @@ use crate::{AdmissionError, MoveCosts, SchedulerConfig, SchedulerError, Sequence
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
+    pub(crate) policy: Policy,
+    /// The latest time that was told.
+    pub(crate) now: Duration,
     /// Every sequence that has not ended. Looked up by id and, but for integrity checks, never
     /// walked, so that its order cannot matter.
     pub(crate) sequences: HashMap<SequenceId, Sequence>,
     /// The queue; preempted sequences return to it.
     pub(crate) waiting: WaitingQueue,
-    /// Sequences that hold blocks, in order of arrival.
+    /// Sequences that hold blocks, by rank.
     pub(crate) running: Vec<SequenceId>,
     pub(crate) cache: KvCache,
     pub(crate) swap: SwapSpace,
@@ -31,8 +43,16 @@ pub struct Scheduler {
     /// Blocks that running sequences are about to compute, by their hashes, and who computes them.
     pub(crate) announced: HashMap<BlockHash, SequenceId>,
     pub(crate) state_slots: StateSlots,
-    /// Arrival number of the next sequence.
-    pub(crate) next_arrival: u64,
+    pub(crate) accounts: Accounts,
+    pub(crate) lapses: Lapses,
+    pub(crate) control: LatencyControl,
+    pub(crate) decision: Decision,
+    /// Number of the next arrival, or admission where that gives the rank.
+    pub(crate) next_number: u64,
+    /// Batches launched since the last one with a prompt.
+    pub(crate) steps_without_prompt: u64,
+    /// Sequences of the present static batch, and whether it takes no more.
+    pub(crate) static_batch: (usize, bool),
     /// Number of the latest batch planned.
     pub(crate) planned: u64,
     /// Number of the latest batch launched.
@@ -52,6 +72,8 @@ impl Scheduler {
         let num_blocks = u32::try_from(config.num_blocks).expect(fits);
         let num_slots = u32::try_from(config.max_num_seqs).expect(fits);
         Ok(Self {
+            policy: Policy::default(),
+            now: Duration::ZERO,
             sequences: HashMap::new(),
             waiting: WaitingQueue::default(),
             running: Vec::new(),
@@ -63,11 +85,56 @@ impl Scheduler {
             num_swaps: 0,
             config,
             state_slots: StateSlots::new(num_slots),
-            next_arrival: 0,
+            accounts: Accounts::default(),
+            lapses: Lapses::default(),
+            control: LatencyControl::default(),
+            decision: Decision::default(),
+            next_number: 0,
+            steps_without_prompt: 0,
+            static_batch: (0, false),
             planned: 0,
             launched: 0,
             num_preemptions: 0,
         })
+    }
+
+    /// Changes what decides, from the next plan on. Sequences that wait or run fall into the new
+    /// order.
+    ///
+    /// # Errors
+    /// When the policy does not work with the limits; the message names the field.
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), SchedulerError> {
+        policy.validate(&self.config)?;
+        let waiting: Vec<SequenceId> = self.waiting.iter().collect();
+        for &id in &waiting {
+            self.waiting.remove(&self.sequences[&id], &mut self.accounts);
+        }
+        for sequence in self.sequences.values_mut() {
+            let by_priority = policy.order == Order::Priority;
+            let priority = if by_priority { sequence.priority } else { 0 };
+            sequence.rank = Rank { priority, number: sequence.arrival };
+        }
+        self.waiting = WaitingQueue::new(policy.order);
+        for &id in &waiting {
+            self.waiting.insert(id, &self.sequences[&id], &mut self.accounts);
+        }
+        let mut running = std::mem::take(&mut self.running);
+        running.sort_by_key(|&id| self.sequence(id).rank);
+        self.running = running;
+        self.policy = policy;
+        Ok(())
+    }
+
+    /// Tells the time, on a clock that never runs backwards. Arrivals, deadlines and time in the
+    /// queue are measured by what was told last.
+    pub fn set_now(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+    }
+
+    /// Tells how long a step took, as the sequences in it felt it: from the moment that the step
+    /// before had ended, or from its own launch if that was later.
+    pub fn observe(&mut self, batch: &Batch, took: Duration) {
+        self.control.observe(batch, took);
     }
 
     /// Whether a sequence of these lengths can run when it has the whole cache for itself.
@@ -112,11 +179,19 @@ impl Scheduler {
     pub fn add(&mut self, spec: SequenceSpec) -> Result<(), AdmissionError> {
         self.check_fits(spec.prompt.len(), spec.max_tokens)?;
         let id = spec.id;
-        let sequence = Sequence::new(spec, &self.config, self.next_arrival);
-        self.next_arrival += 1;
-        self.waiting.insert(id, &sequence);
+        let arrival = self.take_number();
+        let entry = Entry {
+            arrival,
+            rank: Rank::of_newcomer(self.policy.order, &spec, arrival),
+            account: self.accounts.open(&spec.service.tenant),
+            now: self.now,
+            queue_limit: self.policy.max_queue_time.map(|time| self.now.saturating_add(time)),
+        };
+        let sequence = Sequence::new(spec, &self.config, entry);
+        self.waiting.insert(id, &sequence, &mut self.accounts);
         let previous = self.sequences.insert(id, sequence);
         assert!(previous.is_none(), "sequence {id} was added twice");
+        self.watch_lapses(id);
         Ok(())
     }
 
@@ -228,6 +303,24 @@ impl Scheduler {
         self.num_preemptions
     }
 
+    /// What the latest plan decided, and why.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// What decides beside the limits.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Tenants that have sequences or had much service lately, with their service in units: 10 for
+    /// a prompt's token, 1 for one that the prefix cache had, 20 for a generated one.
+    pub fn tenants(&self) -> impl Iterator<Item = (&Tenant, u64)> {
+        self.accounts.iter()
+    }
+
     /// The limits it works under.
     #[must_use]
     pub fn config(&self) -> &SchedulerConfig {
@@ -245,15 +338,22 @@ impl Scheduler {
     /// Forgets a sequence and frees all that it holds.
     pub(crate) fn remove(&mut self, id: SequenceId) {
         match self.sequence(id).phase {
-            Phase::Waiting => self.waiting.remove(&self.sequences[&id]),
+            Phase::Waiting => self.waiting.remove(&self.sequences[&id], &mut self.accounts),
             Phase::Running(_) => self.release(id, Phase::Finishing),
             Phase::Finishing => {}
         }
-        let ended = self.sequences.remove(&id);
-        for block in ended.and_then(|sequence| sequence.swapped).into_iter().flat_map(|s| s.blocks)
-        {
+        self.forget_lapses(id);
+        let Some(ended) = self.sequences.remove(&id) else { return };
+        self.accounts.close(ended.account);
+        for block in ended.swapped.into_iter().flat_map(|swapped| swapped.blocks) {
             self.swap.free(block);
         }
+    }
+
+    /// The next number in the order of arrivals and admissions.
+    pub(crate) fn take_number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
     }
 
     /// Takes a running sequence's blocks and state slot, leaving it in another phase.

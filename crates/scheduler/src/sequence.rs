@@ -1,10 +1,12 @@
 //! One sequence: what was asked for, its tokens, and how far it has come.
 
-use std::{cell::Cell, fmt};
+use std::{cell::Cell, fmt, time::Duration};
 
 use inflight_kv_cache::{BlockHash, BlockTable, HostBlockId, PrefixChain, PrefixKey};
 
-use crate::{SchedulerConfig, StateSlot};
+use crate::queue::Rank;
+use crate::tenant::AccountId;
+use crate::{SchedulerConfig, StateSlot, Tenant};
 
 /// Name of a sequence, given by the engine and never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,6 +40,20 @@ pub struct SequenceSpec {
     pub shares_prompt_of: Option<SequenceId>,
     /// Whether the device counts its tokens, for penalties.
     pub counts_tokens: bool,
+    /// How it is to be served among others.
+    pub service: Service,
+}
+
+/// How a sequence is to be served among others. The default is like everybody else.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Service {
+    /// Lower goes first, under [`Order::Priority`](crate::Order::Priority).
+    pub priority: i32,
+    /// Whose account it is on, under [`Order::Fair`](crate::Order::Fair).
+    pub tenant: Tenant,
+    /// When its result is of no use any more, on the clock of
+    /// [`set_now`](crate::Scheduler::set_now).
+    pub deadline: Option<Duration>,
 }
 
 impl SequenceSpec {
@@ -53,6 +69,7 @@ impl SequenceSpec {
             prefix_key: PrefixKey::default(),
             shares_prompt_of: None,
             counts_tokens: false,
+            service: Service::default(),
         }
     }
 }
@@ -107,6 +124,26 @@ pub(crate) struct Sequence {
     pub(crate) num_preemptions: u32,
     /// Its place in the order of arrival.
     pub(crate) arrival: u64,
+    /// Its place among those that run, or that wait.
+    pub(crate) rank: Rank,
+    /// The priority that was asked for.
+    pub(crate) priority: i32,
+    pub(crate) account: AccountId,
+    pub(crate) arrived_at: Duration,
+    pub(crate) deadline: Option<Duration>,
+    /// When it has waited for too long; `None` once it was admitted.
+    pub(crate) queue_limit: Option<Duration>,
+    /// Whether it was ever admitted.
+    pub(crate) has_run: bool,
+}
+
+/// What the scheduler adds to a spec.
+pub(crate) struct Entry {
+    pub(crate) arrival: u64,
+    pub(crate) rank: Rank,
+    pub(crate) account: AccountId,
+    pub(crate) now: Duration,
+    pub(crate) queue_limit: Option<Duration>,
 }
 
 /// What the host has of a sequence that gave way.
@@ -121,7 +158,7 @@ pub(crate) struct Swapped {
 }
 
 impl Sequence {
-    pub(crate) fn new(spec: SequenceSpec, config: &SchedulerConfig, arrival: u64) -> Self {
+    pub(crate) fn new(spec: SequenceSpec, config: &SchedulerConfig, entry: Entry) -> Self {
         let prompt_len = spec.prompt.len();
         let mut chain = PrefixChain::new(spec.prefix_key, config.block_size);
         if config.memory.prefix_caching {
@@ -147,7 +184,14 @@ impl Sequence {
             counts_tokens: spec.counts_tokens,
             num_cached_tokens: None,
             num_preemptions: 0,
-            arrival,
+            arrival: entry.arrival,
+            rank: entry.rank,
+            priority: spec.service.priority,
+            account: entry.account,
+            arrived_at: entry.now,
+            deadline: spec.service.deadline,
+            queue_limit: entry.queue_limit,
+            has_run: false,
         }
     }
 

@@ -39,6 +39,10 @@ pub(crate) enum ApiError {
         "the queue is full: {max_outstanding} requests are running or waiting; try again later"
     )]
     QueueFull { max_outstanding: usize, retry_after_s: u64 },
+    #[error("the request waited in the queue for longer than the server allows; try again later")]
+    QueueTimeout { retry_after_s: u64 },
+    #[error("the time that the request allowed, `timeout_ms`, was up before it was answered")]
+    DeadlineExceeded,
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the engine has stopped")]
@@ -71,9 +75,7 @@ impl ApiError {
                 }
             }
             StartError::Refused(SubmitError::QueueFull { max_outstanding }) => {
-                let stats = state.engine().stats();
-                let num_running = stats.num_running.load(std::sync::atomic::Ordering::Relaxed);
-                let retry_after_s = state.pace().retry_after_s(num_running);
+                let retry_after_s = state.retry_after_s();
                 Self::QueueFull { max_outstanding, retry_after_s }
             }
             StartError::Refused(SubmitError::Stopped) => Self::EngineStopped,
@@ -99,7 +101,10 @@ impl ApiError {
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::ContentType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::QueueFull { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::ShuttingDown | Self::EngineStopped => StatusCode::SERVICE_UNAVAILABLE,
+            Self::QueueTimeout { .. } | Self::ShuttingDown | Self::EngineStopped => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -108,6 +113,7 @@ impl ApiError {
         match self.status().as_u16() {
             429 => "rate_limit_error",
             503 => "service_unavailable_error",
+            504 => "timeout_error",
             500 => "server_error",
             _ => "invalid_request_error",
         }
@@ -127,6 +133,8 @@ impl ApiError {
             Self::UnknownRoute { .. } => Some("unknown_url"),
             Self::MethodNotAllowed { .. } => Some("method_not_allowed"),
             Self::QueueFull { .. } => Some("queue_full"),
+            Self::QueueTimeout { .. } => Some("queue_timeout"),
+            Self::DeadlineExceeded => Some("deadline_exceeded"),
             Self::ShuttingDown | Self::EngineStopped | Self::Internal(_) => None,
         }
     }
@@ -139,6 +147,7 @@ impl ApiError {
             | Self::ContextLength { param, .. } => Some(param),
             Self::Missing { param } => Some(param),
             Self::UnknownModel { .. } => Some("model"),
+            Self::DeadlineExceeded => Some("timeout_ms"),
             _ => None,
         }
     }
@@ -176,6 +185,8 @@ impl From<GenerationError> for ApiError {
     fn from(error: GenerationError) -> Self {
         match error {
             GenerationError::ShuttingDown => Self::ShuttingDown,
+            GenerationError::DeadlineExceeded => Self::DeadlineExceeded,
+            GenerationError::QueueTimeout { retry_after_s } => Self::QueueTimeout { retry_after_s },
             GenerationError::Failed(_) | GenerationError::TooSlow => {
                 Self::Internal(error.to_string())
             }
@@ -186,7 +197,7 @@ impl From<GenerationError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
-        if let Self::QueueFull { retry_after_s, .. } = self {
+        if let Self::QueueFull { retry_after_s, .. } | Self::QueueTimeout { retry_after_s } = self {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
         }
         response

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use futures_util::stream::{self, Stream, StreamExt};
 use inflight_engine::{
-    FinishReason, InvalidRequest, RequestId, RequestSpec, SinkClosed, SubmitError, TokenSink,
-    TokenUpdate, Update, ValidRequest,
+    FinishReason, InvalidRequest, Lapse, RequestId, RequestSpec, SinkClosed, SubmitError,
+    TokenSink, TokenUpdate, Update, ValidRequest,
 };
 use inflight_tokenizer::TokenizerError;
 use tokio::sync::{mpsc, watch};
@@ -47,6 +47,10 @@ pub(crate) enum GenerationError {
     TooSlow,
     #[error("the server is shutting down")]
     ShuttingDown,
+    #[error("the request's time, `timeout_ms`, was up before its answer was complete")]
+    DeadlineExceeded,
+    #[error("the request waited in the queue for longer than the server allows")]
+    QueueTimeout { retry_after_s: u64 },
 }
 
 /// A token with its logprobs.
@@ -93,6 +97,7 @@ pub(crate) type Deltas =
 pub(crate) fn start(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Deltas, StartError> {
     let mut checked = Vec::with_capacity(specs.len());
     for spec in specs {
+        check_priority(state, spec.request.priority)?;
         let request = state.engine().limits().validate(spec.request)?;
         checked.push((request, TextStream::new(state.tokenizer(), &spec.text)?));
     }
@@ -107,6 +112,16 @@ pub(crate) fn start(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Del
         sequences.push(Box::pin(stream::unfold(sequence, numbered)));
     }
     Ok(stream::select_all(sequences).boxed())
+}
+
+/// A priority that would change nothing is refused, as vLLM does.
+fn check_priority(state: &ServerState, priority: i32) -> Result<(), InvalidRequest> {
+    if priority == 0 || state.config().orders_by_priority {
+        return Ok(());
+    }
+    let reason =
+        format!("is {priority}, but this server does not go by --scheduling-policy priority");
+    Err(InvalidRequest { field: "priority", reason })
 }
 
 /// Waits for all sequences and joins each one's deltas.
@@ -218,6 +233,11 @@ impl Sequence {
             FinishReason::Stop { token } => Finish::StopToken(token),
             FinishReason::Length => Finish::Length,
             FinishReason::Aborted => return Err(GenerationError::TooSlow),
+            FinishReason::Lapsed(Lapse::Deadline) => return Err(GenerationError::DeadlineExceeded),
+            FinishReason::Lapsed(Lapse::QueueTime) => {
+                let retry_after_s = self.state.retry_after_s();
+                return Err(GenerationError::QueueTimeout { retry_after_s });
+            }
             FinishReason::Failed(reason) => return Err(GenerationError::Failed(reason)),
         };
         self.pending.text += &self.text.finish();

@@ -1,6 +1,7 @@
 //! What all handlers share.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use inflight_tokenizer::Tokenizer;
@@ -25,6 +26,9 @@ pub struct ServerConfig {
     pub splits_reasoning: bool,
     /// How long running requests may go on after the server was told to shut down. Default: 30 s.
     pub shutdown_timeout: Duration,
+    /// Whether the engine goes by the requests' priorities; if not, those that have one are
+    /// refused. Default: no.
+    pub orders_by_priority: bool,
 }
 
 impl ServerConfig {
@@ -36,6 +40,7 @@ impl ServerConfig {
             tool_format: None,
             splits_reasoning: true,
             shutdown_timeout: Duration::from_secs(30),
+            orders_by_priority: false,
         }
     }
 }
@@ -103,6 +108,12 @@ impl ServerState {
 
     pub(crate) fn pace(&self) -> &Pace {
         &self.0.pace
+    }
+
+    /// Seconds after which a client that finds the queue full should come back.
+    pub(crate) fn retry_after_s(&self) -> u64 {
+        let num_running = self.engine().stats().num_running.load(Ordering::Relaxed);
+        self.pace().retry_after_s(num_running)
     }
 
     /// When the server started, in seconds since 1970.

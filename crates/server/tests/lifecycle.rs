@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use common::{FakeEngine, TestServer, bytes, script};
-use inflight_engine::{FinishReason, TokenUpdate, Update};
+use common::{FakeEngine, TestServer, bytes, says, script};
+use inflight_engine::{FinishReason, Lapse, TokenUpdate, Update};
 use inflight_server::{ServerConfig, ServerState, serve};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -117,6 +117,32 @@ async fn a_full_queue_refuses_at_once() {
     assert_eq!(error["error"]["type"], "rate_limit_error");
     assert_eq!(error["error"]["code"], "queue_full");
     assert_eq!(server.engine.num_running(), 0, "those that had a place gave it back");
+}
+
+#[tokio::test]
+async fn whoever_waits_too_long_gets_an_error() {
+    let body = json!({"prompt": "a", "timeout_ms": 1000}).to_string();
+    let check = async |lapse, status, code: &str| {
+        let engine = FakeEngine::new(move |_, _| script(&[], FinishReason::Lapsed(lapse)));
+        let (got, headers, error) = TestServer::new(engine).post_text(PATH, &body).await;
+        assert_eq!((got, &error["error"]["code"]), (status, &json!(code)));
+        headers.contains_key("retry-after")
+    };
+    let overloaded = StatusCode::SERVICE_UNAVAILABLE;
+    assert!(check(Lapse::QueueTime, overloaded, "queue_timeout").await, "it says when to return");
+    check(Lapse::Deadline, StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded").await;
+}
+
+#[tokio::test]
+async fn priorities_are_refused_where_they_would_change_nothing() {
+    let server = TestServer::new(FakeEngine::new(|_, _| says("a")));
+    let post = async |priority: i32| {
+        let body = json!({"prompt": "a", "priority": priority}).to_string();
+        let (status, _, error) = server.post_text(PATH, &body).await;
+        (status, error["error"]["param"].clone())
+    };
+    assert_eq!(post(0).await.0, StatusCode::OK);
+    assert_eq!(post(-1).await, (StatusCode::BAD_REQUEST, json!("priority")));
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use inflight_bench::BuiltInConfig;
 
-use super::{EngineArgs, MODEL_HELP};
+use super::{EngineArgs, MODEL_HELP, PolicyArgs};
 
 const OFFLINE_EXAMPLES: &str = "\
 Examples:
@@ -75,6 +75,9 @@ pub(crate) struct OfflineArgs {
 
     #[command(flatten)]
     pub(crate) draws: DrawArgs,
+
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

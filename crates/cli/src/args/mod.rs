@@ -1,10 +1,11 @@
 //! What users write. Nothing is resolved here.
 //!
 //! Here: commands and what only they have. [`engine`]: how models are loaded and run, which all
-//! commands share. [`bench`]: experiments.
+//! commands share. [`policy`]: who runs when. [`bench`]: experiments.
 
 mod bench;
 mod engine;
+mod policy;
 
 use std::num::NonZeroUsize;
 
@@ -15,6 +16,7 @@ pub(crate) use engine::{
     DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, StepArgs, Switch,
     WeightDtype,
 };
+pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -144,6 +146,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
 
     #[command(flatten)]
     pub(crate) steps: StepArgs,

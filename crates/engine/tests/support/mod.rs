@@ -172,6 +172,6 @@ pub fn mixed_request(i: u32) -> RequestSpec {
             Vec::new()
         },
         sampling,
-        grammar: None,
+        ..RequestSpec::default()
     }
 }

@@ -4,8 +4,12 @@
 //! every call.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::time::Duration;
 
-use inflight_scheduler::{Batch, FinishReason, Row, Scheduler, SchedulerConfig, SequenceId};
+use inflight_scheduler::{
+    Batch, Batching, Decision, FinishReason, Lapse, Policy, Row, Scheduler, SchedulerConfig,
+    SequenceId,
+};
 
 use crate::device::{Device, MoveTime, StagedRow};
 use crate::workload::{Identity, Lengths};
@@ -38,6 +42,10 @@ pub(crate) struct Record {
     pub(crate) tokens: Vec<u32>,
     pub(crate) finish: Option<FinishReason>,
     pub(crate) is_aborted: bool,
+    deadline: Option<Duration>,
+    queue_limit: Option<Duration>,
+    /// Whether a row of it was launched.
+    has_run: bool,
     /// Length that the sequence has when all launched rows are collected.
     launched_len: usize,
 }
@@ -60,6 +68,9 @@ pub(crate) struct Engine {
     pub(crate) records: BTreeMap<SequenceId, Record>,
     /// Every batch launched.
     pub(crate) batches: Vec<Batch>,
+    /// What each of them was planned for.
+    pub(crate) decisions: Vec<Decision>,
+    now: Duration,
     pub(crate) device: Device,
     in_flight: VecDeque<(Batch, Vec<StagedRow>)>,
     overlap: bool,
@@ -80,11 +91,19 @@ impl Engine {
             scheduler: Scheduler::new(config).expect("tests use sound limits"),
             records: BTreeMap::new(),
             batches: Vec::new(),
+            decisions: Vec::new(),
+            now: Duration::ZERO,
             in_flight: VecDeque::new(),
             overlap,
             num_refused: 0,
             num_waited: 0,
         }
+    }
+
+    pub(crate) fn with_policy(config: SchedulerConfig, policy: Policy, overlap: bool) -> Self {
+        let mut engine = Self::new(config, overlap);
+        engine.scheduler.set_policy(policy).expect("tests use sound policies");
+        engine
     }
 
     /// Runs a script, then turns without input until all sequences have ended.
@@ -95,14 +114,16 @@ impl Engine {
         self.drain();
     }
 
-    /// Turns until nothing is left, of which there can be only so many: the oldest sequence
-    /// advances each turn, and each is the oldest once. The last turn may only drop a stray row.
+    /// Turns until nothing is left, of which there can be only so many: by the default policy the
+    /// oldest sequence advances each turn, and each is the oldest once; others have somebody
+    /// advance, who may lose it again. The last turn may only drop a stray row.
     pub(crate) fn drain(&mut self) {
         let alive = self.records.values().filter(|record| !record.has_ended());
         let max_turns: usize =
             alive.map(|record| record.lengths.prompt_len + record.lengths.max_tokens + 2).sum();
         // Moves take turns in which nobody may be able to run.
-        let max_turns = 2 + max_turns * if self.may_wait() { 20 } else { 1 };
+        let slack = if self.may_wait() { 20 } else { 1 };
+        let max_turns = 2 + max_turns * if self.is_default() { slack } else { 4 * slack };
         for _ in 0..max_turns {
             if self.scheduler.is_idle() && self.in_flight.is_empty() {
                 return self.check_idle();
@@ -112,10 +133,17 @@ impl Engine {
         panic!("not idle after {max_turns} turns: {:?}", self.scheduler);
     }
 
+    fn is_default(&self) -> bool {
+        *self.scheduler.policy() == Policy::default()
+    }
+
     pub(crate) fn turn(&mut self, turn: &Turn) {
+        self.now += Duration::from_millis(1);
+        self.scheduler.set_now(self.now);
         for lengths in &turn.adds {
             self.add(lengths.clone());
         }
+        self.expire();
         self.abort_at(Moment::BeforePlan, turn);
         let mut keep = 0;
         if let Some(batch) = self.plan() {
@@ -139,7 +167,7 @@ impl Engine {
     fn add_output(&mut self, first: SequenceId, lengths: Lengths) {
         let id = SequenceId(self.records.len() as u64 + self.num_refused);
         let identity = Identity { id, first, lengths: lengths.clone() };
-        let result = self.scheduler.add(identity.spec());
+        let result = self.scheduler.add(identity.spec(self.now));
         self.check_integrity();
         let fits = lengths.fits(self.scheduler.config());
         assert_eq!(result.is_ok(), fits, "{lengths:?}: {result:?}");
@@ -147,12 +175,42 @@ impl Engine {
             let launched_len = lengths.prompt_len;
             let (tokens, finish) = (Vec::new(), None);
             self.device.know(identity.clone());
-            let is_aborted = false;
-            let record = Record { lengths, identity, tokens, finish, is_aborted, launched_len };
+            let max_queue_time = self.scheduler.policy().max_queue_time;
+            let record = Record {
+                deadline: lengths.deadline(self.now),
+                queue_limit: max_queue_time.map(|time| self.now + time),
+                has_run: false,
+                lengths,
+                identity,
+                tokens,
+                finish,
+                is_aborted: false,
+                launched_len,
+            };
             self.records.insert(id, record);
         } else {
             self.num_refused += 1;
         }
+    }
+
+    /// Ends whoever has lapsed, and nobody else.
+    fn expire(&mut self) {
+        let due = |record: &Record, lapse| match lapse {
+            Lapse::Deadline => record.deadline.is_some_and(|time| time <= self.now),
+            Lapse::QueueTime => {
+                !record.has_run && record.queue_limit.is_some_and(|time| time <= self.now)
+            }
+        };
+        for (id, lapse) in self.scheduler.expire() {
+            let record = self.records.get_mut(&id).expect("only added sequences lapse");
+            assert!(!record.has_ended() && due(record, lapse), "sequence {id} lapsed: {lapse:?}");
+            record.is_aborted = true;
+        }
+        for (id, record) in self.records.iter().filter(|(_, record)| !record.has_ended()) {
+            let is_due = due(record, Lapse::Deadline) || due(record, Lapse::QueueTime);
+            assert!(!is_due, "sequence {id} is over its time");
+        }
+        self.check_integrity();
     }
 
     pub(crate) fn abort(&mut self, id: SequenceId) {
@@ -191,10 +249,13 @@ impl Engine {
         self.abort_at(Moment::Launched, turn);
         self.scheduler.advance(&batch);
         self.check_integrity();
-        for row in batch.sampled_rows() {
-            self.records.get_mut(&row.id).expect("rows belong to added ones").launched_len += 1;
+        for row in &batch.rows {
+            let record = self.records.get_mut(&row.id).expect("rows belong to added ones");
+            record.launched_len += usize::from(row.samples);
+            record.has_run = true;
         }
         self.batches.push(batch.clone());
+        self.decisions.push(*self.scheduler.decision());
         self.in_flight.push_back((batch, staged));
         self.abort_at(Moment::Advanced, turn);
     }
@@ -211,6 +272,7 @@ impl Engine {
                 self.abort_at(Moment::MidCollect, turn);
             }
         }
+        self.scheduler.observe(&batch, step_time(&batch));
     }
 
     fn commit(&mut self, id: SequenceId, token: u32) {
@@ -249,6 +311,13 @@ impl Engine {
         let oldest = self.records.iter().find(|(_, record)| record.is_incomplete(config));
         let rows: HashSet<SequenceId> =
             batch.iter().flat_map(|batch| &batch.rows).map(|row| row.id).collect();
+        let decision = self.scheduler.decision();
+        assert_eq!(decision.num_preempted as u64, num_preempted);
+        if !self.is_default() {
+            // Whoever gave way cannot come back before its token in flight has.
+            let may_pause = oldest.is_none() || !self.in_flight.is_empty();
+            return assert!(batch.is_some() || may_pause, "nobody has a row: {decision:?}");
+        }
         match oldest {
             Some((id, _)) if !rows.contains(id) => {
                 let waits = self.may_wait() && self.num_waited < 100;
@@ -284,6 +353,7 @@ impl Engine {
         let ids: HashSet<_> = batch.rows.iter().map(|row| row.id).collect();
         let slots: HashSet<_> = batch.rows.iter().map(|row| row.state_slot).collect();
         assert_eq!((ids.len(), slots.len()), (batch.rows.len(), batch.rows.len()));
+        self.check_policy(batch);
         for row in &batch.rows {
             let record = &self.records[&row.id];
             assert!(record.is_incomplete(config), "sequence {} needs no row", row.id);
@@ -293,6 +363,36 @@ impl Engine {
             let counts = record.lengths.counts_tokens && row.fresh;
             assert_eq!(row.num_uncounted, if counts { row.start } else { 0 });
             assert_eq!(row.samples, row.context_len == record.launched_len);
+        }
+    }
+
+    /// What the policy promises, and what the decision says of the batch.
+    fn check_policy(&self, batch: &Batch) {
+        let (policy, decision) = (self.scheduler.policy(), self.scheduler.decision());
+        let chunks = || batch.rows.iter().filter(|row| row.len > 1);
+        let num_prompt_tokens: usize = chunks().map(|row| row.len).sum();
+        assert!(num_prompt_tokens <= decision.prefill_limit, "{decision:?}");
+        let most = policy.max_batch_prefill_tokens.unwrap_or(usize::MAX);
+        assert!(decision.num_chunks == 0 || decision.prefill_limit <= most);
+        assert_eq!(decision.num_chunks, chunks().count());
+        assert_eq!(decision.num_single + decision.num_chunks, batch.rows.len());
+        assert_eq!(decision.batch, batch.number);
+        let most_places = |row: &Row| {
+            let Lengths { prompt_len, max_tokens, .. } = self.records[&row.id].lengths;
+            (prompt_len + max_tokens).min(self.scheduler.config().max_model_len) - 1
+        };
+        let total: usize = batch.rows.iter().map(most_places).sum();
+        assert!(policy.max_batch_total_tokens.is_none_or(|most| total <= most), "{total}");
+        if let Batching::Static { batch_size } = policy.batching {
+            assert!(batch.rows.len() <= batch_size);
+            assert_eq!(self.scheduler.num_preemptions(), 0, "its memory is reserved");
+            let joins = batch.rows.iter().any(|row| row.fresh);
+            let has_decoded = |record: &Record| {
+                record.is_incomplete(self.scheduler.config())
+                    && record.launched_len > record.lengths.prompt_len + 1
+            };
+            let is_running = self.records.values().any(has_decoded);
+            assert!(!(joins && is_running), "a static batch was joined: {batch:?}");
         }
     }
 
@@ -311,4 +411,10 @@ impl Engine {
             }
         }
     }
+}
+
+/// A device of 200 µs a step and 10 µs a token, more or less.
+fn step_time(batch: &Batch) -> Duration {
+    let noise = u64::from(crate::workload::token_at(SequenceId(batch.number), 0));
+    Duration::from_micros(200 + noise + 10 * batch.num_tokens as u64)
 }

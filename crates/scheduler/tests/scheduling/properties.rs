@@ -1,11 +1,15 @@
 //! Random scripts: arrivals, aborts at any moment, stop tokens, and pools that are far too small.
 
-use inflight_scheduler::{MemoryConfig, Preemption, SchedulerConfig};
+use std::time::Duration;
+
+use inflight_scheduler::{
+    Batching, Gate, MemoryConfig, Mixing, Order, Policy, Preemption, SchedulerConfig, Targets,
+};
 use proptest::prelude::*;
 
 use crate::device::MoveTime;
 use crate::engine::{Engine, Moment, Turn};
-use crate::workload::Lengths;
+use crate::workload::{Lengths, Standing};
 
 /// Pools range from less than one longest sequence to nearly two, so that many runs preempt.
 fn config() -> impl Strategy<Value = SchedulerConfig> {
@@ -46,13 +50,14 @@ fn lengths() -> impl Strategy<Value = Lengths> {
     let num_stop_tokens = prop_oneof![2 => Just(0u32), 1 => Just(1), 1 => Just(2)];
     let n = prop_oneof![4 => Just(1usize), 1 => 2usize..5];
     let shared = ((0u64..2, 0usize..30), 0u32..2, any::<bool>(), n);
-    (1usize..24, 1usize..40, 0usize..4, num_stop_tokens, shared).prop_map(
+    (1usize..24, 1usize..40, 0usize..4, num_stop_tokens, shared, standing()).prop_map(
         |(
             prompt_len,
             max_tokens,
             min_tokens,
             num_stop_tokens,
             (family, salt, counts_tokens, n),
+            standing,
         )| {
             Lengths {
                 prompt_len,
@@ -63,6 +68,53 @@ fn lengths() -> impl Strategy<Value = Lengths> {
                 family,
                 salt,
                 counts_tokens,
+                standing,
+            }
+        },
+    )
+}
+
+fn standing() -> impl Strategy<Value = Standing> {
+    let patience = prop_oneof![4 => Just(None), 1 => (0u64..60).prop_map(Some)];
+    (-2i32..3, 0u8..4, patience).prop_map(|(priority, tenant, patience)| Standing {
+        priority,
+        tenant,
+        patience,
+    })
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    let mixing =
+        prop_oneof![Just(Mixing::Chunked), Just(Mixing::PrefillFirst), Just(Mixing::DecodeFirst),];
+    let order = prop_oneof![Just(Order::Fcfs), Just(Order::Priority), Just(Order::Fair)];
+    let gate = (prop::sample::select(vec![0.0, 0.3, 1.2, 5.0]), 0u64..8).prop_map(
+        |(waiting_served_ratio, max_waiting_tokens)| Gate {
+            waiting_served_ratio,
+            max_waiting_tokens,
+        },
+    );
+    let batching = prop_oneof![
+        3 => Just(Batching::Continuous),
+        1 => (1usize..6).prop_map(|batch_size| Batching::Static { batch_size }),
+    ];
+    let millis = |range: std::ops::Range<u64>| {
+        prop_oneof![Just(None), range.prop_map(|ms| Some(Duration::from_millis(ms)))]
+    };
+    let limits = (prop::option::of(1usize..20), prop::option::of(63usize..200), millis(1..60));
+    let itl = prop_oneof![Just(None), (1u64..900).prop_map(|us| Some(Duration::from_micros(us)))];
+    (batching, mixing, order, gate, limits, itl, millis(1..60)).prop_map(
+        |(batching, mixing, order, gate, limits, itl, ttft)| {
+            let mixes = batching == Batching::Continuous && mixing == Mixing::Chunked;
+            let (max_batch_prefill_tokens, max_batch_total_tokens, max_queue_time) = limits;
+            Policy {
+                batching,
+                mixing,
+                order,
+                gate,
+                max_batch_prefill_tokens,
+                max_batch_total_tokens,
+                targets: Targets { itl: itl.filter(|_| mixes), ttft },
+                max_queue_time,
             }
         },
     )
@@ -95,6 +147,24 @@ fn run(config: &SchedulerConfig, script: &[Turn], overlap: bool) -> Engine {
     engine
 }
 
+fn run_policy(config: &SchedulerConfig, policy: &Policy, script: &[Turn], overlap: bool) -> Engine {
+    let mut engine = Engine::with_policy(config.clone(), policy.clone(), overlap);
+    engine.run(script);
+    engine
+}
+
+fn check_same_tokens(serial: &Engine, overlapped: &Engine) -> Result<(), TestCaseError> {
+    prop_assert_eq!(serial.records.len(), overlapped.records.len());
+    for (id, record) in &serial.records {
+        let other = &overlapped.records[id];
+        if !record.is_aborted && !other.is_aborted {
+            prop_assert_eq!(&record.tokens, &other.tokens);
+            prop_assert_eq!(record.finish, other.finish);
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     // A failure prints its input; what it taught is kept as a named scenario, not as a seed.
     #![proptest_config(ProptestConfig {
@@ -114,23 +184,38 @@ proptest! {
         let mut early = Engine::with_moves(config.clone(), true, MoveTime::Early);
         early.run(&script);
         prop_assert_eq!(&early.batches, &overlapped.batches);
-        prop_assert_eq!(serial.records.len(), overlapped.records.len());
-        for (id, record) in &serial.records {
-            let other = &overlapped.records[id];
-            if !record.is_aborted && !other.is_aborted {
-                prop_assert_eq!(&record.tokens, &other.tokens);
-                prop_assert_eq!(record.finish, other.finish);
-            }
-        }
+        check_same_tokens(&serial, &overlapped)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 600,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn so_does_every_policy(
+        config in config(),
+        policy in policy(),
+        script in prop::collection::vec(turn(), 1..24),
+    ) {
+        let serial = run_policy(&config, &policy, &script, false);
+        let overlapped = run_policy(&config, &policy, &script, true);
+        check_same_tokens(&serial, &overlapped)?;
     }
 
     #[test]
     fn the_same_script_gives_the_same_batches(
         config in config(),
+        policy in policy(),
         script in prop::collection::vec(turn(), 1..12),
         overlap: bool,
     ) {
-        let first = run(&config, &script, overlap);
-        prop_assert_eq!(first.batches, run(&config, &script, overlap).batches);
+        let first = run_policy(&config, &policy, &script, overlap);
+        let second = run_policy(&config, &policy, &script, overlap);
+        prop_assert_eq!(first.batches, second.batches);
+        prop_assert_eq!(first.decisions, second.decisions);
     }
 }

@@ -1,13 +1,17 @@
 //! What every sequence must yield, whatever the schedule.
 
+use std::time::Duration;
+
 use inflight_kv_cache::PrefixKey;
-use inflight_scheduler::{FinishReason, SchedulerConfig, SequenceId, SequenceSpec};
+use inflight_scheduler::{
+    FinishReason, SchedulerConfig, SequenceId, SequenceSpec, Service, Tenant,
+};
 
 /// Tokens are below this, so that stop tokens are hit often.
 pub(crate) const VOCAB_SIZE: u64 = 16;
 
 /// The token that the fake model puts at `position` of sequence `id`: a fixed pseudo-random one.
-fn token_at(id: SequenceId, position: usize) -> u32 {
+pub(crate) fn token_at(id: SequenceId, position: usize) -> u32 {
     let mut hash = id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (position as u64);
     for _ in 0..3 {
         hash = (hash ^ (hash >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -29,6 +33,16 @@ pub(crate) struct Lengths {
     /// Keeps sequences apart that begin with the same tokens.
     pub(crate) salt: u32,
     pub(crate) counts_tokens: bool,
+    pub(crate) standing: Standing,
+}
+
+/// How the sequence stands among others.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Standing {
+    pub(crate) priority: i32,
+    pub(crate) tenant: u8,
+    /// Turns after its arrival, one a millisecond, until its deadline.
+    pub(crate) patience: Option<u64>,
 }
 
 /// A sequence as the tests know it: one output of a request.
@@ -53,7 +67,7 @@ impl Identity {
         }
     }
 
-    pub(crate) fn spec(&self) -> SequenceSpec {
+    pub(crate) fn spec(&self, now: Duration) -> SequenceSpec {
         let Lengths { prompt_len, max_tokens, min_tokens, num_stop_tokens, .. } = self.lengths;
         let salt = self.lengths.salt;
         SequenceSpec {
@@ -68,6 +82,11 @@ impl Identity {
             },
             shares_prompt_of: (self.id != self.first).then_some(self.first),
             counts_tokens: self.lengths.counts_tokens,
+            service: Service {
+                priority: self.lengths.standing.priority,
+                tenant: Tenant::named(&format!("tenant {}", self.lengths.standing.tenant)),
+                deadline: self.lengths.deadline(now),
+            },
         }
     }
 
@@ -101,7 +120,12 @@ impl Lengths {
             family: (0, 0),
             salt: 0,
             counts_tokens: true,
+            standing: Standing::default(),
         }
+    }
+
+    pub(crate) fn deadline(&self, now: Duration) -> Option<Duration> {
+        self.standing.patience.map(|turns| now + Duration::from_millis(turns))
     }
 
     /// Whether the sequence can run under `config`: there is a prompt and a token to generate, and

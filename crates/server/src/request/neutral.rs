@@ -27,13 +27,11 @@ const fn only(name: &'static str, values: &'static [&'static str]) -> Neutral {
 /// Of all endpoints that generate.
 pub(crate) const COMMON: &[Neutral] = &[
     // Who asks: OpenAI uses it against abuse.
-    all("user"),
     all("safety_identifier"),
     // A hint for routing; outputs do not depend on it.
     all("prompt_cache_key"),
     // Every request is served alike.
     only("service_tier", &["\"auto\"", "\"default\""]),
-    only("priority", &["0"]),
     only("use_beam_search", &["false"]),
     only("spaces_between_special_tokens", &["true"]),
 ];

@@ -1,4 +1,4 @@
-//! Fields that say how tokens are drawn and where an output ends.
+//! Fields that say how tokens are drawn, where an output ends and how urgent it is.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use crate::error::ApiError;
 use crate::generation::SequenceSpec;
 use crate::random::random_u64;
+use crate::request::service::Service;
 use crate::text_stream::TextOptions;
 
 /// OpenAI allows 4 stop strings; more cost little.
@@ -41,6 +42,9 @@ pub(crate) struct SamplingFields {
     min_tokens: Option<usize>,
     ignore_eos: Option<bool>,
     skip_special_tokens: Option<bool>,
+    priority: Option<i32>,
+    timeout_ms: Option<u64>,
+    user: Option<String>,
 }
 
 /// How long an output may get.
@@ -60,6 +64,7 @@ pub(crate) struct SequenceTemplate {
     sampling: SamplingParams,
     seed: Option<u64>,
     length: Length,
+    service: Service,
     pub(crate) text: TextOptions,
 }
 
@@ -102,6 +107,7 @@ impl SamplingFields {
         }
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
+        let service = Service::resolve(self.priority, self.timeout_ms, self.user.as_deref())?;
         let text = TextOptions {
             stops: resolve_stops(self.stop)?,
             stop_token_ids,
@@ -112,7 +118,7 @@ impl SamplingFields {
             position: around.position,
         };
         let seed = self.seed.map(i64::cast_unsigned);
-        Ok(SequenceTemplate { sampling, seed, length: around.length, text })
+        Ok(SequenceTemplate { sampling, seed, length: around.length, service, text })
     }
 }
 
@@ -153,6 +159,9 @@ impl SequenceTemplate {
             stop_token_ids: self.text.stop_token_ids.clone(),
             sampling: SamplingParams { seed, ..self.sampling.clone() },
             grammar: None,
+            priority: self.service.priority,
+            tenant: self.service.tenant.clone(),
+            timeout: self.service.timeout,
         };
         SequenceSpec { request, text: self.text.clone() }
     }

@@ -1,0 +1,56 @@
+//! How many tokens of a batch each prompt gets.
+//!
+//! Without a target for the time to the first token the first prompt gets all it can use, then the
+//! next: fewest prompts are under way, and none waits for one behind it. With a target each first
+//! gets what it needs to be done in time, so that a long prompt does not make all behind it late;
+//! what is left goes to the first again.
+
+use crate::SequenceId;
+use crate::plan::Draft;
+use crate::scheduler::Scheduler;
+
+/// A prompt that is late anyway still gets this much.
+const LEAST_SHARE: usize = 16;
+
+impl Scheduler {
+    /// Tokens that a prompt gets at first, being one of `num_prompts` that are still to be served.
+    pub(crate) fn prompt_share(&self, id: SequenceId, draft: &Draft, num_prompts: usize) -> usize {
+        let left = draft.prompt_tokens_left;
+        let num_uncomputed = self.sequence(id).num_uncomputed();
+        let needed = match self.num_steps_to_target(id) {
+            None => num_uncomputed,
+            Some(0) => (left / num_prompts.max(1)).max(LEAST_SHARE),
+            Some(num_steps) => num_uncomputed.div_ceil(num_steps).max(LEAST_SHARE),
+        };
+        needed.min(num_uncomputed).min(left)
+    }
+
+    /// Steps of the usual length until the sequence's first token is due; `None` without a target,
+    /// while no step was timed, and after the first token.
+    fn num_steps_to_target(&self, id: SequenceId) -> Option<usize> {
+        let sequence = self.sequence(id);
+        let target = self.policy.targets.ttft?;
+        let step_s = self.control.mean_step_s()?;
+        if sequence.len() > sequence.prompt_len {
+            return None;
+        }
+        let due = sequence.arrived_at.saturating_add(target);
+        Some((due.saturating_sub(self.now).as_secs_f64() / step_s) as usize)
+    }
+
+    /// Gives the tokens that are left to the prompts that can use more, the first one first.
+    pub(crate) fn top_up(&self, draft: &mut Draft) {
+        if self.policy.targets.ttft.is_none() {
+            return;
+        }
+        for row in &mut draft.batch.rows {
+            let sequence = self.sequence(row.id);
+            let more = (sequence.len() - row.context_len).min(draft.prompt_tokens_left);
+            row.len += more;
+            row.context_len += more;
+            row.samples = row.context_len == sequence.len();
+            draft.batch.num_tokens += more;
+            draft.prompt_tokens_left -= more;
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! How long a step takes, learned from the steps before.
+
+use std::time::Duration;
+
+use crate::batch::Batch;
+
+/// What the time of a step depends on.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct StepLoad {
+    /// Tokens that go through the model.
+    pub(crate) num_tokens: f64,
+    /// Rows that yield a token.
+    pub(crate) num_sampled: f64,
+    /// Keys and values that rows of one token read, in tokens.
+    pub(crate) context: f64,
+    /// Pairs of tokens in the attention of chunks.
+    pub(crate) pairs: f64,
+}
+
+impl StepLoad {
+    pub(crate) fn of(batch: &Batch) -> Self {
+        let mut load = Self::default();
+        for row in &batch.rows {
+            load.add_row(row.start, row.len, row.samples);
+        }
+        load
+    }
+
+    /// Adds a row of `len` tokens behind `start` others.
+    pub(crate) fn add_row(&mut self, start: usize, len: usize, samples: bool) {
+        let (start, len) = (start as f64, len as f64);
+        self.num_tokens += len;
+        self.num_sampled += f64::from(u8::from(samples));
+        if len > 1.0 {
+            self.pairs += len * (start + len / 2.0);
+        } else {
+            self.context += start + 1.0;
+        }
+    }
+}
+
+/// Tokens up to which a step is assumed to cost what reading the weights does, and beyond which it
+/// costs arithmetic: each side has its own slope, so both kinds of devices are fitted.
+const KNEE: f64 = 256.0;
+const NUM_TERMS: usize = 6;
+/// What turns loads into numbers near one, so that the sums keep their digits.
+const SCALE: [f64; NUM_TERMS] = [1.0, 1e-2, 1e-3, 1e-2, 1e-5, 1e-7];
+/// Classes of steps by the logarithm of their tokens. Each remembers on its own, so that thousands
+/// of decodes do not wipe out what was learned from chunks.
+const NUM_CLASSES: usize = 18;
+/// Steps that a class remembers, newer ones weighing more.
+const MEMORY: f64 = 64.0;
+/// Steps before predictions are made.
+const MIN_STEPS: u64 = 8;
+/// Rounds of coordinate descent after each step.
+const NUM_ROUNDS: usize = 8;
+/// Ratios of measured to predicted times that are remembered.
+const NUM_RATIOS: usize = 256;
+
+/// Sums of the normal equations of one class.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    /// Upper and lower half alike.
+    products: [[f64; NUM_TERMS]; NUM_TERMS],
+    targets: [f64; NUM_TERMS],
+    weight: f64,
+}
+
+/// A sum of costs, none of them negative, fitted by least squares of relative errors: a constant,
+/// tokens up to the knee, tokens beyond it, sampled rows, context, attention pairs.
+///
+/// Pure: the same observations give the same predictions.
+#[derive(Debug)]
+pub(crate) struct StepModel {
+    classes: [Sums; NUM_CLASSES],
+    /// Seconds for each scaled term.
+    costs: [f64; NUM_TERMS],
+    num_steps: u64,
+    /// Most tokens of a step observed: beyond twice this, nothing is predicted.
+    max_tokens: f64,
+    /// Measured over predicted, a ring.
+    ratios: Vec<f64>,
+    next_ratio: usize,
+    /// What 99 of 100 steps stayed within, as a multiple of the prediction.
+    margin: f64,
+}
+
+impl Default for StepModel {
+    fn default() -> Self {
+        Self {
+            classes: [Sums::default(); NUM_CLASSES],
+            costs: [0.0; NUM_TERMS],
+            num_steps: 0,
+            max_tokens: 0.0,
+            ratios: Vec::with_capacity(NUM_RATIOS),
+            next_ratio: 0,
+            margin: 1.0,
+        }
+    }
+}
+
+impl StepModel {
+    /// Learns from a step.
+    pub(crate) fn observe(&mut self, load: &StepLoad, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if seconds <= 0.0 {
+            return;
+        }
+        let robustness = self.note_ratio(load, seconds);
+        self.num_steps += 1;
+        self.max_tokens = self.max_tokens.max(load.num_tokens);
+        let terms = terms(load);
+        let class = (load.num_tokens.max(1.0).log2() as usize).min(NUM_CLASSES - 1);
+        // Errors count in proportion to the time itself.
+        let weight = robustness / (seconds * seconds);
+        self.classes[class].add(&terms, seconds, weight);
+        self.fit();
+    }
+
+    /// What a step of this load will take, without margin; `None` while too little is known.
+    pub(crate) fn predict(&self, load: &StepLoad) -> Option<f64> {
+        (self.num_steps >= MIN_STEPS).then(|| self.raw(load))
+    }
+
+    /// By how much predictions must be stretched for 99 of 100 steps to stay within them.
+    pub(crate) fn margin(&self) -> f64 {
+        self.margin
+    }
+
+    /// Most tokens of a step for which the model can be trusted.
+    pub(crate) fn trusted_tokens(&self) -> usize {
+        (2.0 * self.max_tokens) as usize
+    }
+
+    fn raw(&self, load: &StepLoad) -> f64 {
+        terms(load).iter().zip(&self.costs).map(|(term, cost)| term * cost).sum()
+    }
+
+    /// Remembers how far the prediction was off, and says how much the step is worth as evidence:
+    /// less, the farther it is from all others.
+    fn note_ratio(&mut self, load: &StepLoad, seconds: f64) -> f64 {
+        let Some(predicted) = self.predict(load).filter(|&predicted| predicted > 0.0) else {
+            return 1.0;
+        };
+        let ratio = seconds / predicted;
+        if self.ratios.len() < NUM_RATIOS {
+            self.ratios.push(ratio);
+        } else {
+            self.ratios[self.next_ratio] = ratio;
+        }
+        self.next_ratio = (self.next_ratio + 1) % NUM_RATIOS;
+        if self.next_ratio.is_multiple_of(16) {
+            self.update_margin();
+        }
+        (0.5 / (ratio - 1.0).abs()).min(1.0)
+    }
+
+    fn update_margin(&mut self) {
+        let mut sorted = self.ratios.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let at = (sorted.len() * 99).div_ceil(100) - 1;
+        self.margin = sorted[at].clamp(1.0, 2.0);
+    }
+
+    /// Minimises the squared errors by one cost at a time, keeping all of them positive.
+    fn fit(&mut self) {
+        let mut all = Sums::default();
+        for class in self.classes.iter().filter(|class| class.weight > 0.0) {
+            all.merge(class);
+        }
+        for _ in 0..NUM_ROUNDS {
+            for term in 0..NUM_TERMS {
+                let products = &all.products[term];
+                if products[term] <= 0.0 {
+                    continue;
+                }
+                let others: f64 = (0..NUM_TERMS)
+                    .filter(|&other| other != term)
+                    .map(|other| products[other] * self.costs[other])
+                    .sum();
+                self.costs[term] = ((all.targets[term] - others) / products[term]).max(0.0);
+            }
+        }
+    }
+}
+
+impl Sums {
+    fn add(&mut self, terms: &[f64; NUM_TERMS], seconds: f64, weight: f64) {
+        let keep = 1.0 - 1.0 / MEMORY;
+        for (i, row) in self.products.iter_mut().enumerate() {
+            for (j, product) in row.iter_mut().enumerate() {
+                *product = *product * keep + weight * terms[i] * terms[j];
+            }
+            self.targets[i] = self.targets[i] * keep + weight * terms[i] * seconds;
+        }
+        self.weight = self.weight * keep + weight;
+    }
+
+    fn merge(&mut self, other: &Self) {
+        for i in 0..NUM_TERMS {
+            for j in 0..NUM_TERMS {
+                self.products[i][j] += other.products[i][j];
+            }
+            self.targets[i] += other.targets[i];
+        }
+    }
+}
+
+fn terms(load: &StepLoad) -> [f64; NUM_TERMS] {
+    let below = load.num_tokens.min(KNEE);
+    let raw = [1.0, below, load.num_tokens - below, load.num_sampled, load.context, load.pairs];
+    std::array::from_fn(|i| raw[i] * SCALE[i])
+}
