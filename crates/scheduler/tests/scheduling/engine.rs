@@ -123,7 +123,9 @@ impl Engine {
             alive.map(|record| record.lengths.prompt_len + record.lengths.max_tokens + 2).sum();
         // Moves take turns in which nobody may be able to run.
         let slack = if self.may_wait() { 20 } else { 1 };
-        let max_turns = 2 + max_turns * if self.is_default() { slack } else { 4 * slack };
+        let max_turns = max_turns * if self.is_default() { slack } else { 4 * slack };
+        // Moves that were begun end, though nobody may be left.
+        let max_turns = 2 + max_turns + self.scheduler.config().memory.num_swap_blocks;
         for _ in 0..max_turns {
             if self.scheduler.is_idle() && self.in_flight.is_empty() {
                 return self.check_idle();

@@ -1,8 +1,8 @@
 //! What a request's body says, in the words that all endpoints share.
 //!
 //! Reading order: [`body`] (a body's fields, none unseen), [`neutral`] (fields that change
-//! nothing), [`sampling`] (how tokens are drawn and where an output ends), [`service`] (how urgent it
-//! is, and to whom), [`prompt`] (a prompt as text or tokens).
+//! nothing), [`sampling`] (how tokens are drawn and where an output ends), [`service`] (how urgent
+//! it is, and to whom), [`prompt`] (a prompt as text or tokens).
 
 pub(crate) mod body;
 pub(crate) mod neutral;
