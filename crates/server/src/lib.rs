@@ -9,13 +9,15 @@
 //! share), `error`, `request` (what a body says), `text_stream` (one sequence's tokens to text),
 //! `generation` (a request's sequences, as a stream of text deltas), `output` (thoughts and tool
 //! calls in a text), `chat` (conversations and their answers), `sse` (a response as events),
-//! `openai` (its endpoints), `health`, [`serve`](serve()) (routes, listening, shutting down).
+//! `openai` and `anthropic` (their endpoints), `health`, [`serve`](serve()) (routes, listening,
+//! shutting down).
 //!
 //! Invariant: the only room that knows HTTP and JSON.
 //! Invariant: a field of a request is obeyed, or does not matter, or is refused by name.
 //! Invariant: streamed text concatenated equals the text that is not streamed, byte for byte.
 //! Invariant: whoever goes away has all sequences aborted; nothing else keeps them running.
 
+mod anthropic;
 mod chat;
 mod engine;
 mod error;

@@ -10,6 +10,7 @@ use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 
+use crate::anthropic::{count_tokens, messages};
 use crate::error::ApiError;
 use crate::health::{health, version};
 use crate::openai::{chat, completions, models, responses};
@@ -25,6 +26,8 @@ pub fn router(state: ServerState) -> Router {
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(count_tokens::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/health", get(health))

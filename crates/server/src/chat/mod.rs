@@ -17,7 +17,7 @@ mod turns;
 
 pub(crate) use blocks::{Block, BlockEvent, Blocks, Call};
 pub(crate) use conversation::Conversation;
-pub(crate) use run::{ChatDelta, ChatReader, ChatRun, RunSize};
+pub(crate) use run::{ChatDelta, ChatReader, ChatRun, RunSize, encode};
 pub(crate) use style::{ChatStyle, set_effort, set_thinking};
 pub(crate) use tools::{Tool, ToolChoice, check_tools};
 pub(crate) use turns::Turns;

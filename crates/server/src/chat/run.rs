@@ -123,7 +123,12 @@ impl ChatReader {
     }
 }
 
-async fn encode(
+/// Renders and encodes a conversation. `num_bytes`: about how much there is to encode; `field`:
+/// what the API calls the messages.
+///
+/// # Errors
+/// The messages cannot be rendered.
+pub(crate) async fn encode(
     state: &ServerState,
     conversation: Conversation,
     num_bytes: usize,

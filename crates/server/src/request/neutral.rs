@@ -3,14 +3,14 @@
 //! Everything else that is not obeyed is refused: silence would be a wrong answer.
 
 /// A field and the values with which it asks for what happens anyway.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Neutral {
     pub(crate) name: &'static str,
     pub(crate) values: Values,
 }
 
 /// Values in JSON's notation; `null` is always neutral.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Values {
     All,
     Only(&'static [&'static str]),
@@ -76,14 +76,27 @@ pub(crate) const RESPONSES: &[Neutral] = &[
     only("text", &["{}", "{\"format\": {\"type\": \"text\"}}"]),
 ];
 
+/// Of Anthropic's messages.
+pub(crate) const ANTHROPIC: &[Neutral] = &[
+    // Who asks.
+    all("metadata"),
+    only("service_tier", &["\"auto\"", "\"standard_only\""]),
+    only("container", &[]),
+    only("mcp_servers", &["[]"]),
+    only("context_management", &[]),
+    only("output_config", &["{}"]),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn tables_hold_valid_json_and_no_name_twice() {
-        for table in [COMPLETIONS, CHAT, RESPONSES] {
-            let fields: Vec<_> = COMMON.iter().chain(table).collect();
+        for table in [COMPLETIONS, CHAT, RESPONSES, ANTHROPIC] {
+            let is_openai = table != ANTHROPIC;
+            let common = COMMON.iter().filter(|_| is_openai);
+            let fields: Vec<_> = common.chain(table).collect();
             for (at, field) in fields.iter().enumerate() {
                 assert!(fields[..at].iter().all(|other| other.name != field.name));
                 let Values::Only(values) = field.values else { continue };

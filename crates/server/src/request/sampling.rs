@@ -78,6 +78,24 @@ pub(crate) struct Surroundings<'a> {
 }
 
 impl SamplingFields {
+    /// Takes stop strings from a field of another name.
+    ///
+    /// # Errors
+    /// There are too many, or one is empty or too long, or `stop` is given as well.
+    pub(crate) fn set_stops(
+        &mut self,
+        stops: Option<Vec<String>>,
+        field: &'static str,
+    ) -> Result<(), ApiError> {
+        let Some(stops) = stops else { return Ok(()) };
+        if self.stop.is_some() {
+            return Err(ApiError::invalid("stop", format!("give only `{field}`")));
+        }
+        check_stops(&stops, field)?;
+        self.stop = Some(Stops(stops));
+        Ok(())
+    }
+
     /// Fills in defaults and checks what the engine does not.
     pub(crate) fn resolve(self, around: &Surroundings<'_>) -> Result<SequenceTemplate, ApiError> {
         let sampling = SamplingParams {
@@ -203,18 +221,23 @@ fn resolve_logit_bias(bias: BTreeMap<String, f32>) -> Result<Vec<(u32, f32)>, Ap
 
 fn resolve_stops(stops: Option<Stops>) -> Result<Vec<String>, ApiError> {
     let stops = stops.map_or_else(Vec::new, |stops| stops.0);
+    check_stops(&stops, "stop")?;
+    Ok(stops)
+}
+
+fn check_stops(stops: &[String], field: &'static str) -> Result<(), ApiError> {
     if stops.len() > MAX_STOPS {
         let reason = format!("has {} strings; at most {MAX_STOPS} are allowed", stops.len());
-        return Err(ApiError::invalid("stop", reason));
+        return Err(ApiError::invalid(field, reason));
     }
-    for stop in &stops {
+    for stop in stops {
         if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
             let (len, max) = (stop.len(), MAX_STOP_BYTES);
             let reason = format!("a string of {len} bytes; it must have 1 to {max} bytes");
-            return Err(ApiError::invalid("stop", reason));
+            return Err(ApiError::invalid(field, reason));
         }
     }
-    Ok(stops)
+    Ok(())
 }
 
 /// One stop string, or a list of them.

@@ -6,14 +6,12 @@ use serde_json::{Map, Value};
 use crate::chat::Turns;
 use crate::error::ApiError;
 use crate::openai::messages::{Role, parse_arguments};
+use crate::request::StringOr;
 
 /// A text, or what was said so far.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "it must be a string or a list of items")]
-pub(crate) enum Input {
-    Text(String),
-    Items(Vec<Map<String, Value>>),
-}
+pub(crate) type Input = StringOr<Map<String, Value>>;
+
+type Content = StringOr<Part>;
 
 /// A turn. `id` and `status` are there if the item comes from a response; they change nothing.
 #[derive(Debug, Deserialize)]
@@ -25,13 +23,6 @@ struct Message {
     status: Option<String>,
     role: Role,
     content: Content,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "it must be a string or a list of text parts")]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -80,12 +71,10 @@ struct Reasoning {
     encrypted_content: Option<Value>,
 }
 
-impl Content {
-    fn into_text(self) -> String {
-        match self {
-            Self::Text(text) => text,
-            Self::Parts(parts) => joined(parts),
-        }
+fn text_of(content: Content) -> String {
+    match content {
+        StringOr::String(text) => text,
+        StringOr::List(parts) => joined(parts),
     }
 }
 
@@ -106,11 +95,11 @@ fn joined(parts: Vec<Part>) -> String {
 pub(crate) fn messages(instructions: Option<&str>, input: Input) -> Result<Vec<Value>, ApiError> {
     let mut turns = Turns::system(instructions);
     match input {
-        Input::Text(text) => turns.text("user", &text),
-        Input::Items(items) if items.is_empty() => {
+        StringOr::String(text) => turns.text("user", &text),
+        StringOr::List(items) if items.is_empty() => {
             return Err(ApiError::invalid("input", "is empty; it must have at least one item"));
         }
-        Input::Items(items) => {
+        StringOr::List(items) => {
             for (index, item) in items.into_iter().enumerate() {
                 take_item(&mut turns, item, &format!("input[{index}]"))?;
             }
@@ -128,7 +117,7 @@ fn take_item(turns: &mut Turns, item: Map<String, Value>, param: &str) -> Result
     match kind.as_str() {
         "message" => {
             let message: Message = read(item, param)?;
-            turns.text(message.role.template_name(), &message.content.into_text());
+            turns.text(message.role.template_name(), &text_of(message.content));
         }
         "function_call" => {
             let call: FunctionCall = read(item, param)?;
@@ -137,7 +126,7 @@ fn take_item(turns: &mut Turns, item: Map<String, Value>, param: &str) -> Result
         }
         "function_call_output" => {
             let result: FunctionOutput = read(item, param)?;
-            turns.result(&result.call_id, &result.output.into_text());
+            turns.result(&result.call_id, &text_of(result.output));
         }
         "reasoning" => {
             let reasoning: Reasoning = read(item, param)?;
@@ -211,7 +200,7 @@ mod tests {
             let error = convert(items.clone()).unwrap_err();
             assert!(error.starts_with(start), "{items}: {error}");
         };
-        check(json!(3), "it must be a string or a list");
+        check(json!(3), "invalid type: integer `3`, expected a string or a list");
         check(json!([]), "`input`: is empty");
         check(json!([{"role": "user"}]), "`input[0]`: missing field `content`");
         check(json!([{"role": "user", "content": "a", "x": 1}]), "`input[0]`: unknown field `x`");

@@ -1,0 +1,155 @@
+//! A request's fields.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::content::{Message, TextBlock, turns};
+use crate::chat::{Conversation, Tool, ToolChoice, check_tools, set_thinking};
+use crate::error::ApiError;
+use crate::request::{Body, SamplingFields, StringOr, neutral};
+use crate::state::ServerState;
+
+/// What makes the prompt.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct PromptFields {
+    pub(crate) model: Option<String>,
+    messages: Option<Vec<Message>>,
+    system: Option<StringOr<TextBlock>>,
+    tools: Option<Vec<ToolField>>,
+    tool_choice: Option<ToolChoiceField>,
+    thinking: Option<Thinking>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// What makes the answer.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct AnswerFields {
+    pub(crate) max_tokens: Option<usize>,
+    stop_sequences: Option<Vec<String>>,
+    pub(crate) stream: Option<bool>,
+}
+
+/// A member of `tools`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code, reason = "fields that are known and change nothing")]
+struct ToolField {
+    r#type: Option<ToolKind>,
+    name: String,
+    description: Option<String>,
+    input_schema: Map<String, Value>,
+    strict: Option<bool>,
+    cache_control: Option<Value>,
+}
+
+/// Tools that the client runs; this server runs none.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ToolKind {
+    Custom,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+enum ToolChoiceField {
+    Auto { disable_parallel_tool_use: Option<bool> },
+    Any { disable_parallel_tool_use: Option<bool> },
+    Tool { name: String, disable_parallel_tool_use: Option<bool> },
+    None {},
+}
+
+impl ToolChoiceField {
+    /// The choice, and whether only one call may come of it.
+    fn resolve(self) -> (ToolChoice, bool) {
+        let (choice, only_one) = match self {
+            Self::Auto { disable_parallel_tool_use } => {
+                (ToolChoice::Auto, disable_parallel_tool_use)
+            }
+            Self::Any { disable_parallel_tool_use } => {
+                (ToolChoice::Required, disable_parallel_tool_use)
+            }
+            Self::Tool { name, disable_parallel_tool_use } => {
+                (ToolChoice::Named(name), disable_parallel_tool_use)
+            }
+            Self::None {} => (ToolChoice::None, None),
+        };
+        (choice, only_one.unwrap_or(false))
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+enum Thinking {
+    Enabled { budget_tokens: Option<u64> },
+    Adaptive {},
+    Disabled {},
+}
+
+/// A whole request.
+pub(crate) struct MessageRequest {
+    pub(crate) prompt: PromptFields,
+    pub(crate) answer: AnswerFields,
+    pub(crate) sampling: SamplingFields,
+}
+
+impl MessageRequest {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut body = Body::parse(bytes)?;
+        let mut request =
+            Self { prompt: body.take()?, answer: body.take()?, sampling: body.take()? };
+        body.take_neutral(neutral::ANTHROPIC)?;
+        body.refuse_rest()?;
+        request.sampling.set_stops(request.answer.stop_sequences.take(), "stop_sequences")?;
+        Ok(request)
+    }
+}
+
+impl PromptFields {
+    /// The fields of a request that asks only for their size.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut body = Body::parse(bytes)?;
+        let fields = body.take()?;
+        body.refuse_rest()?;
+        Ok(fields)
+    }
+
+    pub(crate) fn conversation(self, state: &ServerState) -> Result<Conversation, ApiError> {
+        let messages = self.messages.ok_or(ApiError::Missing { param: "messages" })?;
+        let tools = self.tools.unwrap_or_default().into_iter();
+        let tools: Vec<_> = tools
+            .map(|tool| Tool {
+                name: tool.name,
+                description: tool.description,
+                parameters: Some(tool.input_schema),
+                strict: tool.strict,
+            })
+            .collect();
+        let choice = self.tool_choice.map(ToolChoiceField::resolve);
+        let (tool_choice, only_one_call) = choice.unwrap_or_default();
+        check_tools(&tools, &tool_choice, |index| format!("tools[{index}]"))?;
+        let mut variables = self.chat_template_kwargs.unwrap_or_default();
+        match self.thinking {
+            None => {}
+            Some(Thinking::Enabled { budget_tokens: Some(_) }) => {
+                let reason = "thoughts have no limit but max_tokens; leave it out";
+                return Err(ApiError::unsupported("thinking.budget_tokens", reason));
+            }
+            Some(Thinking::Enabled { .. } | Thinking::Adaptive {}) => {
+                set_thinking(&mut variables, true, state.style(), "thinking")?;
+            }
+            Some(Thinking::Disabled {}) => {
+                set_thinking(&mut variables, false, state.style(), "thinking")?;
+            }
+        }
+        let (messages, continues_last) = turns(self.system, messages)?;
+        Ok(Conversation {
+            messages,
+            tools,
+            tool_choice,
+            only_one_call,
+            continues_last,
+            adds_generation_prompt: true,
+            variables,
+        })
+    }
+}
