@@ -10,6 +10,7 @@
 //! Invariant: no request, sequence or scheduler policy is known here.
 //! Invariant: this is the last room where `unsafe` is allowed.
 
+mod ceilings;
 pub mod cpu;
 pub mod cuda;
 mod dtype;
@@ -27,6 +28,7 @@ pub mod step;
 mod sync;
 mod tensor;
 
+pub use ceilings::Ceilings;
 pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
 pub use cuda::{CudaBackend, CudaConfig};
 pub use dtype::Dtype;

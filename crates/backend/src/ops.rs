@@ -6,7 +6,9 @@
 
 use std::{any::Any, time::Duration};
 
-use crate::{BackendError, Dtype, HostTensor, KvDtype, KvLayout, StepCapacity, StepShape};
+use crate::{
+    BackendError, Ceilings, Dtype, HostTensor, KvDtype, KvLayout, StepCapacity, StepShape,
+};
 
 /// A device that runs operators in order on streams.
 ///
@@ -216,6 +218,29 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Draws one token for every sampled row and writes it, and what else the row asked for, to
     /// the output words.
     fn sample(&self, args: Sample<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    // --- to compare with ---
+
+    /// [`Backend::matmul`] by the library of the device's maker alone.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where there is none.
+    fn matmul_by_library(
+        &self,
+        args: Matmul<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        let _ = (args, stream);
+        Err(BackendError::Unsupported(format!("{}: no library", self.description())))
+    }
+
+    /// Measures what the hardware can do at best; takes some tenths of a second.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where that means nothing.
+    fn ceilings(&self) -> Result<Ceilings, BackendError> {
+        Err(BackendError::Unsupported(format!("{}: no ceilings", self.description())))
+    }
 
     // --- graphs ---
 

@@ -2,19 +2,21 @@
 //!
 //! Reading order: [`configs`] (shapes of well-known models), [`offline`] (many requests at once),
 //! [`report`] (what that run's figures are), [`loop_check`] (the loop gives the same tokens with
-//! overlap as without), [`bandwidth`] (what the memory can do).
+//! overlap as without), [`bandwidth`] (what the memory can do), [`kernels`] (every operator alone).
 //!
 //! Invariant: measures by what the engine tells of itself; nothing here is on the engine's way.
 //! Invariant: reads no arguments and no environment.
 
 mod bandwidth;
 mod configs;
+mod kernels;
 mod loop_check;
 mod offline;
 mod report;
 
 pub use bandwidth::{Bandwidth, measure_bandwidths};
 pub use configs::BuiltInConfig;
+pub use kernels::{KernelReport, KernelWorkload, OperatorTiming, Peer, measure_kernels};
 pub use loop_check::{LoopCheck, check_loop};
 pub use offline::{OfflineRun, OfflineWorkload, run_offline};
 pub use report::{DEVICE_BUSY_DEFINITION, HostTime, Quarter, Report, WAITS_DEFINITION};

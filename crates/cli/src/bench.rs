@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice, PolicyArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
+use crate::bench_kernels::bench_kernels;
 use crate::device::{Chosen, choose};
 use crate::models::ModelArgument;
 use crate::policy::resolve_policy;
@@ -27,6 +28,7 @@ use crate::summary::Summary;
 pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Offline(args) => offline(args),
+        BenchCommand::Kernels(args) => bench_kernels(args),
     }
 }
 
@@ -226,7 +228,7 @@ fn sampling(args: &OfflineArgs) -> SamplingParams {
     }
 }
 
-fn create(flag: &str, path: &Path) -> Result<BufWriter<File>> {
+pub(crate) fn create(flag: &str, path: &Path) -> Result<BufWriter<File>> {
     let file = File::create(path).with_context(|| format!("{flag} {}", path.display()))?;
     Ok(BufWriter::new(file))
 }

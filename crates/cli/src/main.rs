@@ -3,7 +3,8 @@
 //! Reading order: [`args`] (what users write), [`models`] and [`hub`] (which files that means),
 //! [`device`] (what computes), [`resolve`] (numbers instead of defaults), [`memory`] (whose is
 //! what), [`assembly`] (all that to an engine), [`start`] (which then runs), [`serve`], [`run`],
-//! [`chat`], [`doctor`], [`bench`] (the commands), [`answer`] (one prompt's text as it comes).
+//! [`chat`], [`doctor`], [`bench`],
+//! [`bench_kernels`] (the commands), [`answer`] (one prompt's text as it comes).
 //!
 //! Invariant: the only room that reads arguments and environment.
 //! Invariant: stdout has answers only; all else goes to stderr.
@@ -18,6 +19,7 @@ mod answer;
 mod args;
 mod assembly;
 mod bench;
+mod bench_kernels;
 mod chat;
 mod device;
 mod doctor;

@@ -19,7 +19,7 @@ use super::{
     stream::{CpuStream, Fault},
 };
 use crate::{
-    Backend, BackendError, DeviceBatch, HostTensor, KvDtype, OutputLayout, StepShape,
+    Backend, BackendError, Ceilings, DeviceBatch, HostTensor, KvDtype, OutputLayout, StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };
@@ -319,6 +319,10 @@ impl Backend for CpuBackend {
             let mut scratch = scratch.unwrap_or_else(PoisonError::into_inner);
             matmul::matmul(&device.pool, args, &mut scratch);
         })
+    }
+
+    fn ceilings(&self) -> Result<Ceilings, BackendError> {
+        Ok(kernels::measure_ceilings(self.device.cores()))
     }
 
     fn rope_and_cache(

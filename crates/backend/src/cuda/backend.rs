@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use cudarc::driver::sys;
 
 use super::{
+    ceilings,
     check::check,
     device::{Device, DeviceInfo},
     event::CudaEvent,
@@ -20,7 +21,8 @@ use super::{
     weights::{CudaEmbedding, CudaMatrix, Weights},
 };
 use crate::{
-    Backend, BackendError, DeviceBatch, Dtype, Graph, HostTensor, KvDtype, StepCapacity, StepShape,
+    Backend, BackendError, Ceilings, DeviceBatch, Dtype, Graph, HostTensor, KvDtype, StepCapacity,
+    StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -117,6 +119,10 @@ impl CudaBackend {
         working: usize,
     ) -> Result<MemoryPlan, BackendError> {
         MemoryPlan::new(self.memory()?, utilization, working)
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.shared.device
     }
 
     fn alloc(&self, label: &str, len: usize, element: Element) -> Result<CudaBuffer, BackendError> {
@@ -330,6 +336,23 @@ impl Backend for CudaBackend {
             return Ok(());
         }
         self.shared.gemm.enqueue(&product, stream)
+    }
+
+    fn matmul_by_library(
+        &self,
+        args: Matmul<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let product = self.product(&args);
+        self.shared.gemm.prepare_by_library(&product, stream)?;
+        if rehearsal::is_on() {
+            return Ok(());
+        }
+        self.shared.gemm.enqueue_by_library(&product, stream)
+    }
+
+    fn ceilings(&self) -> Result<Ceilings, BackendError> {
+        ceilings::measure(self)
     }
 
     fn rope_and_cache(

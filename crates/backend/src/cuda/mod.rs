@@ -3,7 +3,8 @@
 //! [`probe`], [`libraries`]: what there is. [`device`], [`memory`], [`stream`], [`event`]: one GPU,
 //! its memory, its queues. [`weights`]: loading. [`loaded`]: kernels. [`gemm`]: matrix products.
 //! [`operators`], [`tensor_map`]: all else. [`graph`], [`rehearsal`]: a step recorded once and
-//! launched as one. [`memory_plan`]: how much of the memory is whose. [`backend`] joins them.
+//! launched as one. [`memory_plan`]: how much of the memory is whose. [`ceilings`]: what the
+//! hardware can do. [`backend`] joins them.
 //!
 //! Weights, keys, values and what goes into matrix products are bf16; the state between layers,
 //! logits and every sum are f32.
@@ -14,6 +15,7 @@
 
 mod backend;
 mod by_key;
+mod ceilings;
 mod check;
 mod device;
 mod event;

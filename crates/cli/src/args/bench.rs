@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
+use inflight_backend::Dtype;
 use inflight_bench::BuiltInConfig;
 
-use super::{EngineArgs, MODEL_HELP, PolicyArgs};
+use super::{DeviceChoice, EngineArgs, MODEL_HELP, PolicyArgs};
 
 const OFFLINE_EXAMPLES: &str = "\
 Examples:
@@ -21,6 +22,17 @@ interval's start to the last one's end.
 
 With --overlap both the runs must give the same tokens; if they do not, the exit code is 1.";
 
+const KERNELS_EXAMPLES: &str = "\
+Examples:
+  inflight bench kernels --config llama-3.1-8b --json kernels.json
+  inflight bench kernels --config llama-3.1-8b --rows 1,32,8192 --batches 32 --contexts 4096
+  inflight bench kernels model.gguf --device cpu --weights q4_1
+
+Roofline: the time that moving every input and output once or all multiplications and additions \
+would take at the rates the device was first measured to have, whichever is longer, over the time \
+taken. Weights, keys and values come from memory each time, not from a cache; what was just \
+computed (norms, activations) may come from one. Beside: the same products by cuBLASLt alone.";
+
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -32,6 +44,62 @@ pub(crate) enum BenchCommand {
     /// Many requests at once, without a server: token ids in and out, ended by length alone
     #[command(after_help = OFFLINE_EXAMPLES)]
     Offline(OfflineArgs),
+
+    /// Every operator alone at a model's sizes: time, rates, share of what the device could do
+    #[command(after_help = KERNELS_EXAMPLES)]
+    Kernels(KernelsArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KernelsArgs {
+    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
+    pub(crate) model: String,
+
+    /// Shapes of a well-known model instead of MODEL's
+    #[arg(long, value_parser = built_in(), value_name = "NAME", conflicts_with = "model")]
+    pub(crate) config: Option<BuiltInConfig>,
+
+    /// Rows of matrix products, and tokens of what goes token by token [default: 1,8,32,128,512 and
+    /// on GPUs 2048,8192]
+    #[arg(long, value_delimiter = ',', value_name = "ROWS")]
+    pub(crate) rows: Vec<NonZeroUsize>,
+
+    /// Sequences of decode attention and of sampling [default: 1,8,32, on GPUs 256 as well]
+    #[arg(long, value_delimiter = ',', value_name = "SEQUENCES")]
+    pub(crate) batches: Vec<NonZeroUsize>,
+
+    /// Tokens of each of those sequences [default: 512 and on GPUs 4096]
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
+    pub(crate) contexts: Vec<NonZeroUsize>,
+
+    /// Tokens of a prompt, for prefill attention [default: 512 and on GPUs 1024,2048,8192]
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
+    pub(crate) prompts: Vec<NonZeroUsize>,
+
+    /// How CPUs store weights: a type of GGUF files; GPUs hold bf16
+    #[arg(long, value_parser = weight_type, default_value = "bf16", value_name = "TYPE")]
+    pub(crate) weights: Dtype,
+
+    /// File for all figures, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// What computes: auto is a GPU if there is one that can be used, otherwise the CPU; cuda fails
+    /// if there is none; cuda:1 is the second GPU
+    #[arg(long, default_value = "auto", value_name = "auto|cpu|cuda")]
+    pub(crate) device: DeviceChoice,
+
+    /// Tokens of a block of the KV cache
+    #[arg(long, default_value = "16", value_name = "TOKENS")]
+    pub(crate) block_size: NonZeroUsize,
+
+    /// Threads of a CPU [default: all cores]
+    #[arg(long, value_name = "THREADS")]
+    pub(crate) threads: Option<NonZeroUsize>,
+
+    /// No progress on the terminal
+    #[arg(long)]
+    pub(crate) no_progress: bool,
 }
 
 #[derive(Args, Debug)]
@@ -132,4 +200,12 @@ fn built_in() -> impl TypedValueParser<Value = BuiltInConfig> {
     let find = |name: String| BuiltInConfig::ALL.into_iter().find(|c| c.name() == name);
     let names = PossibleValuesParser::new(BuiltInConfig::ALL.map(BuiltInConfig::name));
     names.map(move |name| find(name).expect("the parser lets only their names through"))
+}
+
+/// Types of weights by their names.
+fn weight_type(name: &str) -> Result<Dtype, String> {
+    use Dtype::{BF16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    const ALL: [Dtype; 11] = [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K];
+    let found = ALL.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| format!("none of {}", ALL.map(Dtype::name).join(", ").to_lowercase()))
 }

@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use bench::{BenchArgs, BenchCommand, OfflineArgs, OverlapChoice};
+pub(crate) use bench::{BenchArgs, BenchCommand, KernelsArgs, OfflineArgs, OverlapChoice};
 pub(crate) use engine::{
     DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, StepArgs, Switch,
     WeightDtype,

@@ -13,6 +13,7 @@
 mod activation;
 mod attention;
 mod batch;
+mod ceilings;
 mod embedding;
 mod exp;
 mod kv;
@@ -25,6 +26,7 @@ mod tracking;
 pub(crate) use activation::{SiluAndMul, silu_and_mul};
 pub(crate) use attention::{Attention, attention};
 pub(crate) use batch::{BatchMut, GatherSampled, gather_sampled, unpack};
+pub(crate) use ceilings::measure_ceilings;
 pub(crate) use embedding::embed;
 pub(crate) use kv::{Fp8, Int8, KvElement};
 pub(crate) use norm::{RmsNorm, rms_norm};

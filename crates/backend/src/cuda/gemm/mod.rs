@@ -7,10 +7,11 @@
 //!
 //! [`problem`]: which products are computed alike. [`descriptor`]: what cuBLASLt is told.
 //! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold
-//! L2. [`store`]: the choices of earlier runs.
+//! L2. [`store`]: the choices of earlier runs. [`library`]: cuBLASLt alone, to compare with.
 
 mod candidates;
 mod descriptor;
+mod library;
 mod problem;
 mod store;
 mod tune;
@@ -57,6 +58,8 @@ pub(super) struct Gemm {
 
 struct State {
     plans: HashMap<Problem, Plan>,
+    /// Of cuBLASLt alone.
+    library_plans: HashMap<Problem, Plan>,
     /// Matrices of the same shape, between which tuning turns so that none is in the L2 cache.
     weights: HashMap<(usize, usize), Vec<Weak<Allocation>>>,
     store: MethodStore,
@@ -124,7 +127,8 @@ impl Gemm {
         // SAFETY: `handle` is a valid place for the result; destroyed in `drop`.
         check_blas("cublasLtCreate", unsafe { lt::cublasLtCreate(&raw mut handle) })?;
         let store = MethodStore::open(cache, &device.info, cublaslt_version);
-        let state = State { plans: HashMap::new(), weights: HashMap::new(), store };
+        let (plans, library_plans, weights) = <_>::default();
+        let state = State { plans, library_plans, weights, store };
         Ok(Self {
             device: Arc::clone(device),
             loader: Arc::clone(loader),
@@ -288,8 +292,7 @@ impl Gemm {
             self.candidates_between(state, &descriptor, problem, stream)?
         };
         let mut plan = Plan { descriptor, method: candidates[0] };
-        let weights = state.weights.get(&(problem.n, problem.k));
-        let weights: Vec<_> = weights.into_iter().flatten().filter_map(Weak::upgrade).collect();
+        let weights = state.weights_of(problem);
         if candidates.len() > 1 && !weights.is_empty() {
             let tune = || self.fastest(plan, &candidates, problem, &weights, stream);
             plan = rehearsal::pause(tune)?;
@@ -320,6 +323,14 @@ impl Gemm {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Weights that products of `problem` may be tried with.
+    fn weights_of(&self, problem: Problem) -> Vec<Arc<Allocation>> {
+        let weights = self.weights.get(&(problem.n, problem.k));
+        weights.into_iter().flatten().filter_map(Weak::upgrade).collect()
     }
 }
 

@@ -1,0 +1,61 @@
+//! Every operator alone, at the sizes of a model: how long it takes, and how far that is from what
+//! the device could do at best.
+//!
+//! [`stopwatch`]: times. [`layers`]: weights, more than caches hold. [`dense`]: operators that know
+//! of rows only. [`steps`], [`context`]: those that know where tokens are. [`report`]: the figures.
+
+mod context;
+mod dense;
+mod layers;
+mod report;
+mod steps;
+mod stopwatch;
+
+use anyhow::{Context as _, Result};
+use inflight_backend::{Backend, Dtype};
+use inflight_model::ModelConfig;
+
+pub use report::{KernelReport, OperatorTiming, Peer};
+
+use self::{context::Contexts, dense::Dense, layers::Layers, stopwatch::Stopwatch};
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct KernelWorkload {
+    /// The model's sizes.
+    pub config: ModelConfig,
+    /// What weights are stored as; GPUs hold them as bf16 whatever this says.
+    pub weights: Dtype,
+    /// Tokens of a block of the KV cache.
+    pub block_size: usize,
+    /// Rows of matrix products, and tokens of what goes token by token.
+    pub num_rows: Vec<usize>,
+    /// Sequences of decode attention.
+    pub batches: Vec<usize>,
+    /// Tokens of each of those.
+    pub contexts: Vec<usize>,
+    /// Tokens of a prompt that is prefilled alone.
+    pub prompts: Vec<usize>,
+}
+
+/// Measures all operators of `backend`, telling `progress` of each.
+///
+/// # Errors
+/// Too little memory, or a lost device.
+pub fn measure_kernels<B: Backend>(
+    backend: &B,
+    workload: &KernelWorkload,
+    progress: &mut dyn FnMut(&OperatorTiming),
+) -> Result<KernelReport> {
+    let ceilings = backend.ceilings().context("what the device could do at best")?;
+    let stopwatch = Stopwatch::new(backend)?;
+    let layers = Layers::new(backend, &workload.config, workload.weights)?;
+    let mut operators = Vec::new();
+    let mut note = |timing: OperatorTiming| {
+        progress(&timing);
+        operators.push(timing);
+    };
+    Dense { workload, stopwatch: &stopwatch, layers: &layers }.measure(&mut note)?;
+    Contexts { workload, stopwatch: &stopwatch }.measure(&mut note)?;
+    Ok(KernelReport::new(backend.description(), ceilings, operators))
+}

@@ -1,0 +1,184 @@
+//! `inflight bench kernels`: every operator alone.
+
+use std::io::Write;
+use std::num::NonZeroUsize;
+
+use anyhow::{Context, Result, ensure};
+use inflight_backend::{Backend, CpuBackend, CpuConfig, KvDtype};
+use inflight_bench::{KernelReport, KernelWorkload, OperatorTiming, measure_kernels};
+use inflight_model::{ModelConfig, ModelFiles};
+
+use crate::args::KernelsArgs;
+use crate::bench::create;
+use crate::device::{Chosen, GpuUse, choose};
+use crate::models::ModelArgument;
+use crate::progress::is_watched;
+
+/// Most of a list's numbers: more is a slip, and takes memory beyond any device's.
+const MOST: usize = 1 << 20;
+
+/// Sizes that are measured unless told otherwise, smallest first; the rest is for GPUs.
+struct Defaults {
+    everywhere: &'static [usize],
+    on_gpus: &'static [usize],
+}
+
+const ROWS: Defaults = Defaults { everywhere: &[1, 8, 32, 128, 512], on_gpus: &[2048, 8192] };
+const BATCHES: Defaults = Defaults { everywhere: &[1, 8, 32], on_gpus: &[256] };
+const CONTEXTS: Defaults = Defaults { everywhere: &[512], on_gpus: &[4096] };
+const PROMPTS: Defaults = Defaults { everywhere: &[512], on_gpus: &[1024, 2048, 8192] };
+
+pub(crate) fn bench_kernels(args: &KernelsArgs) -> Result<()> {
+    let device = choose(args.device, GpuUse::default())?;
+    let workload = workload(args, matches!(device, Chosen::Cuda(_)))?;
+    // Before anything is measured: a wrong path should not cost the run.
+    let json = args.json.as_deref().map(|path| create("--json", path)).transpose()?;
+    let report = match &device {
+        Chosen::Cuda(backend) => measure(backend, &workload, args)?,
+        Chosen::Cpu { .. } => {
+            let detected = CpuConfig::detect();
+            let num_threads = args.threads.map_or(detected.num_threads, NonZeroUsize::get);
+            let config = CpuConfig { num_threads, kv_dtype: KvDtype::F16, ..detected };
+            measure(&CpuBackend::new(config)?, &workload, args)?
+        }
+    };
+    print!("{report}");
+    if let Some(mut file) = json {
+        let figures = serde_json::to_value(&report)?;
+        writeln!(file, "{figures:#}").and_then(|()| file.flush()).context("--json")?;
+    }
+    Ok(())
+}
+
+fn measure<B: Backend>(
+    backend: &B,
+    workload: &KernelWorkload,
+    args: &KernelsArgs,
+) -> Result<KernelReport> {
+    let is_watched = is_watched(args.no_progress);
+    measure_kernels(backend, workload, &mut |timing: &OperatorTiming| {
+        if is_watched {
+            let OperatorTiming { operator, num_rows, us, .. } = timing;
+            eprint!("\r\x1b[K{operator}, {num_rows} rows: {us:.1} us");
+        }
+    })
+    .inspect(|_| {
+        if is_watched {
+            eprint!("\r\x1b[K");
+        }
+    })
+}
+
+fn workload(args: &KernelsArgs, on_gpu: bool) -> Result<KernelWorkload> {
+    let list = |flag: &str, given: &[NonZeroUsize], defaults: &Defaults| {
+        let more = if on_gpu { defaults.on_gpus } else { &[] };
+        let given: Vec<usize> = given.iter().map(|number| number.get()).collect();
+        let over = given.iter().find(|number| **number > MOST);
+        ensure!(over.is_none(), "{flag}: {MOST} is the most");
+        Ok(if given.is_empty() { [defaults.everywhere, more].concat() } else { given })
+    };
+    Ok(KernelWorkload {
+        config: config(args)?,
+        weights: args.weights,
+        block_size: args.block_size.get(),
+        num_rows: list("--rows", &args.rows, &ROWS)?,
+        batches: list("--batches", &args.batches, &BATCHES)?,
+        contexts: list("--contexts", &args.contexts, &CONTEXTS)?,
+        prompts: list("--prompts", &args.prompts, &PROMPTS)?,
+    })
+}
+
+/// Only the sizes count: a model's weights stay on disk.
+fn config(args: &KernelsArgs) -> Result<ModelConfig> {
+    if let Some(config) = args.config {
+        return Ok(config.dummy(0)?.config);
+    }
+    let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.no_progress))?;
+    Ok(ModelFiles::open(&model.path)?.config)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{BenchCommand, Cli, Command};
+
+    fn parse(arguments: &[&str]) -> KernelsArgs {
+        let arguments = ["inflight", "bench", "kernels"].iter().chain(arguments);
+        let Command::Bench(bench) = Cli::try_parse_from(arguments).unwrap().command else {
+            panic!("a bench")
+        };
+        let BenchCommand::Kernels(args) = bench.command else { panic!("kernels") };
+        args
+    }
+
+    #[test]
+    fn lists_are_those_given_or_suit_the_device() {
+        let args = parse(&["--config", "tiny", "--rows", "3,5"]);
+        let on_cpu = workload(&args, false).unwrap();
+        assert_eq!((on_cpu.num_rows, on_cpu.contexts), (vec![3, 5], vec![512]));
+        let on_gpu = workload(&args, true).unwrap();
+        assert_eq!((on_gpu.num_rows, on_gpu.contexts), (vec![3, 5], vec![512, 4096]));
+        let args = parse(&["--config", "tiny", "--rows", "99999999"]);
+        assert!(workload(&args, true).unwrap_err().to_string().starts_with("--rows"));
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_is_refused() {
+        let args = parse(&["--config", "tiny", "--device", "cuda:1000000"]);
+        let error = format!("{:#}", bench_kernels(&args).unwrap_err());
+        assert!(error.starts_with("--device cuda: no CUDA device"), "{error}");
+    }
+
+    #[test]
+    fn a_tiny_model_is_measured_on_the_cpu_with_every_operator() {
+        let folder = std::env::temp_dir().join(format!("inflight-kernels-{}", std::process::id()));
+        let path = folder.to_str().expect("temporary folders have plain names");
+        let args = parse(&[
+            "--config",
+            "tiny",
+            "--device",
+            "cpu",
+            "--rows",
+            "2",
+            "--batches",
+            "3",
+            "--contexts",
+            "20",
+            "--prompts",
+            "9",
+            "--threads",
+            "1",
+            "--json",
+            path,
+        ]);
+        bench_kernels(&args).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&folder).unwrap()).unwrap();
+        std::fs::remove_file(&folder).unwrap();
+        let operators = json["operators"].as_array().unwrap();
+        let names: Vec<&str> =
+            operators.iter().map(|operator| operator["operator"].as_str().unwrap()).collect();
+        let expected = [
+            "qkv",
+            "attention output",
+            "gate and up",
+            "down",
+            "logits",
+            "rms_norm",
+            "silu_and_mul",
+            "rope_and_cache",
+            "decode attention",
+            "sample, greedy",
+            "prefill attention",
+        ];
+        assert_eq!(names, expected);
+        for operator in operators {
+            let number = |key: &str| operator[key].as_f64().unwrap();
+            let gb = number("bytes") / number("us") / 1e3;
+            assert!((gb / number("gb_per_s") - 1.0).abs() < 1e-6, "{operator}");
+            assert!(number("roofline_us") > 0.0 && number("us") > 0.0, "{operator}");
+        }
+    }
+}
