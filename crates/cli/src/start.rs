@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use inflight_backend::Backend;
 use inflight_engine::{Engine, EngineError, EngineHandle, StepRecord};
 use inflight_model::ModelFiles;
+use inflight_observe::StepRecorder;
 use inflight_server::{EngineAlive, EngineClient};
 use inflight_tokenizer::Tokenizer;
 
@@ -79,7 +80,10 @@ impl UseEngine for Start<'_> {
             engine.trace_to(records);
             file
         });
+        let (recorder, records) = StepRecorder::start().context("no thread for the recorder")?;
+        engine.trace_to(records);
         let (client, alive) = EngineClient::new(handle);
+        let client = client.recorded_by(recorder);
         let thread = spawn(engine, alive)?;
         Ok(Running { client: Arc::new(client), tokenizer: self.tokenizer, summary, thread, trace })
     }

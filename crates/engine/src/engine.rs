@@ -17,8 +17,8 @@ use inflight_scheduler::{
 };
 
 use crate::{
-    EngineConfig, EngineError, EngineHandle, EngineStats, FinishReason, RequestId, StepRecord,
-    TokenUpdate,
+    EngineConfig, EngineError, EngineHandle, EngineSnapshot, EngineStats, FinishReason, RequestId,
+    StepRecord, TokenUpdate,
     grammar_workers::{GrammarWorkers, Progress},
     handle::{Command, Submission},
     io_slot::{IoSlotId, IoSlots},
@@ -246,6 +246,10 @@ impl<B: Backend> Engine<B> {
                 let tuned = self.scheduler.set_policy(tuning.policy);
                 tuned.expect("experiments use policies that work");
                 self.config.overlap = tuning.overlap;
+            }
+            Command::Inspect(client) => {
+                // Whoever asked may have gone.
+                let _ = client.try_send(EngineSnapshot::of(&self.scheduler));
             }
             Command::Drain => self.draining = true,
         }

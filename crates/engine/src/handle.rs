@@ -3,15 +3,15 @@
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering},
-    mpsc::{SyncSender, TrySendError},
+    mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
 };
 use std::time::Instant;
 
 use inflight_scheduler::Policy;
 
 use crate::{
-    FinishReason, RequestId, RequestLimits, SinkClosed, TokenSink, TokenUpdate, Update,
-    ValidRequest,
+    EngineSnapshot, FinishReason, RequestId, RequestLimits, SinkClosed, TokenSink, TokenUpdate,
+    Update, ValidRequest,
 };
 
 /// What callers tell the engine.
@@ -20,6 +20,8 @@ pub(crate) enum Command {
     Abort(RequestId),
     /// From the next step on, plan by this policy and with this overlap.
     Tune(Box<Tuning>),
+    /// Tell what runs and waits.
+    Inspect(SyncSender<EngineSnapshot>),
     /// Serve what was accepted, then end.
     Drain,
 }
@@ -47,10 +49,20 @@ pub(crate) struct Submission {
 pub(crate) struct Client {
     /// `None` once the final message was sent.
     sink: Option<Box<dyn TokenSink>>,
+    has_started: bool,
     _ticket: Ticket,
 }
 
 impl Client {
+    /// Says, the first time, that the request has a row.
+    pub(crate) fn start(&mut self) {
+        if !std::mem::replace(&mut self.has_started, true)
+            && let Some(sink) = &mut self.sink
+        {
+            sink.started();
+        }
+    }
+
     pub(crate) fn send(&mut self, update: TokenUpdate) -> Result<(), SinkClosed> {
         self.sink.as_mut().ok_or(SinkClosed)?.send(Update::Token(update))
     }
@@ -116,7 +128,7 @@ pub struct EngineStats {
     pub num_running: AtomicUsize,
     /// Sequences that wait for blocks or for a row.
     pub num_waiting: AtomicUsize,
-    /// Blocks of the KV cache that nobody owns.
+    /// Blocks of the KV cache that nobody needs.
     pub num_free_blocks: AtomicUsize,
     /// Blocks of the KV cache.
     pub num_total_blocks: AtomicUsize,
@@ -157,7 +169,11 @@ impl EngineHandle {
         sink: Box<dyn TokenSink>,
     ) -> Result<RequestId, SubmitError> {
         let full = SubmitError::QueueFull { max_outstanding: self.max_outstanding };
-        let client = Client { sink: Some(sink), _ticket: self.take_ticket().ok_or(full)? };
+        let client = Client {
+            sink: Some(sink),
+            has_started: false,
+            _ticket: self.take_ticket().ok_or(full)?,
+        };
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let submission = Submission { id, request, client, submitted: Instant::now() };
         let (error, command) = match self.commands.try_send(Command::Submit(Box::new(submission))) {
@@ -185,6 +201,15 @@ impl EngineHandle {
     pub fn tune(&self, tuning: Tuning) {
         // An engine that has stopped takes no steps.
         let _ = self.commands.send(Command::Tune(Box::new(tuning)));
+    }
+
+    /// Asks the engine what runs and waits; the answer comes between two steps. Costs the engine a
+    /// walk over all requests, so it is for people, not for every step.
+    pub fn inspect(&self) -> Receiver<EngineSnapshot> {
+        let (sender, snapshot) = sync_channel(1);
+        // An engine that has stopped drops the sender, and the receiver learns of it.
+        let _ = self.commands.try_send(Command::Inspect(sender));
+        snapshot
     }
 
     /// Asks the engine to serve what it has accepted and then end. Later requests are refused.

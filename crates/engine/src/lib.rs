@@ -20,6 +20,7 @@ mod late;
 mod live_requests;
 mod request;
 mod runner;
+mod snapshot;
 mod staging;
 mod trace;
 mod update;
@@ -36,5 +37,6 @@ pub use inflight_scheduler::{
 pub use request::{
     InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,
 };
+pub use snapshot::{EngineSnapshot, RequestSnapshot};
 pub use trace::{Span, StepRecord};
 pub use update::{FinishReason, SinkClosed, TokenSink, TokenUpdate, Update};

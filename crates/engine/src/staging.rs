@@ -21,6 +21,9 @@ pub(crate) fn stage(
     let mut late = Vec::new();
     for row in &batch.rows {
         let request = requests.get_mut(row.id);
+        if row.fresh {
+            request.client.start();
+        }
         stage_tokens(row, scheduler, request, inputs);
         stage_row(row, scheduler, request, inputs);
         if row.samples {

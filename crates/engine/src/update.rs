@@ -42,6 +42,9 @@ pub enum FinishReason {
 
 /// Where a request's updates go. Called on the engine's thread: it must never block.
 pub trait TokenSink: Send {
+    /// The request's first row was launched: it waits in the queue no longer.
+    fn started(&mut self) {}
+
     /// Takes an update, or says that nobody takes updates any more (or not fast enough); the engine
     /// then aborts the request.
     ///

@@ -28,6 +28,20 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// For machines: one word.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::NoWork => "no_work",
+            Self::HostWaits => "host_waits",
+            Self::HostCollects => "host_collects",
+            Self::HostPlans => "host_plans",
+            Self::HostStages => "host_stages",
+            Self::HostLaunches => "host_launches",
+            Self::InputsLate => "inputs_late",
+            Self::Device => "device",
+        }
+    }
+
     /// For people.
     pub fn name(self) -> &'static str {
         match self {

@@ -93,6 +93,7 @@ mod sequence;
 mod state_slot;
 mod step_model;
 mod tenant;
+mod view;
 
 pub use batch::{Batch, Row, RowInputs};
 pub use commit::{Commit, FinishReason};
@@ -107,3 +108,4 @@ pub use scheduler::Scheduler;
 pub use sequence::{SequenceId, SequenceSpec, Service};
 pub use state_slot::StateSlot;
 pub use tenant::Tenant;
+pub use view::SequenceView;

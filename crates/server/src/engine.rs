@@ -1,8 +1,12 @@
 //! What the server needs of an engine.
 
+use std::{sync::Arc, time::Duration};
+
 use inflight_engine::{
-    EngineHandle, EngineStats, RequestId, RequestLimits, SubmitError, TokenSink, ValidRequest,
+    EngineHandle, EngineSnapshot, EngineStats, RequestId, RequestLimits, SubmitError, TokenSink,
+    ValidRequest,
 };
+use inflight_observe::StepRecorder;
 use tokio::sync::watch;
 
 /// An engine as handlers see it. The real one is [`EngineClient`]; tests script their own.
@@ -28,12 +32,25 @@ pub trait Generate: Send + Sync {
 
     /// Whether the engine still serves.
     fn is_alive(&self) -> bool;
+
+    /// What keeps its last steps, if anything does.
+    fn recorder(&self) -> Option<&StepRecorder> {
+        None
+    }
+
+    /// What runs and waits in it now. Blocks until the step that it is at has been launched; `None`
+    /// if it does not tell in time.
+    fn inspect(&self, timeout: Duration) -> Option<EngineSnapshot> {
+        let _ = timeout;
+        None
+    }
 }
 
 /// The engine of this process.
 pub struct EngineClient {
     handle: EngineHandle,
     alive: watch::Receiver<()>,
+    recorder: Option<Arc<StepRecorder>>,
 }
 
 /// Held by the engine's thread while it runs; dropped, the engine counts as dead.
@@ -43,7 +60,13 @@ impl EngineClient {
     /// Pairs a handle with the sign of life that the engine's thread must hold.
     pub fn new(handle: EngineHandle) -> (Self, EngineAlive) {
         let (sender, alive) = watch::channel(());
-        (Self { handle, alive }, EngineAlive(sender))
+        (Self { handle, alive, recorder: None }, EngineAlive(sender))
+    }
+
+    /// With what keeps the engine's last steps.
+    #[must_use]
+    pub fn recorded_by(self, recorder: Arc<StepRecorder>) -> Self {
+        Self { recorder: Some(recorder), ..self }
     }
 
     /// Resolves when the engine has ended, for whatever reason.
@@ -81,5 +104,13 @@ impl Generate for EngineClient {
 
     fn is_alive(&self) -> bool {
         self.alive.has_changed().is_ok()
+    }
+
+    fn recorder(&self) -> Option<&StepRecorder> {
+        self.recorder.as_deref()
+    }
+
+    fn inspect(&self, timeout: Duration) -> Option<EngineSnapshot> {
+        self.handle.inspect().recv_timeout(timeout).ok()
     }
 }

@@ -1,7 +1,7 @@
 //! A request's sequences in the engine, as one stream of text deltas.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use futures_util::stream::{self, Stream, StreamExt};
@@ -13,6 +13,7 @@ use inflight_tokenizer::TokenizerError;
 use tokio::sync::{mpsc, watch};
 
 use crate::engine::Generate;
+use crate::observe::{Ending, RequestClock};
 use crate::state::{Phase, ServerState};
 use crate::text_stream::{TextOptions, TextStream};
 
@@ -146,7 +147,7 @@ pub(crate) async fn collect(
 /// One sequence: tokens come in from the engine, text goes out.
 struct Sequence {
     state: ServerState,
-    started: Instant,
+    clock: RequestClock,
     request: Submitted,
     updates: mpsc::Receiver<Update>,
     phase: watch::Receiver<Phase>,
@@ -164,11 +165,13 @@ impl Sequence {
     ) -> Result<Self, SubmitError> {
         let capacity = request.max_tokens().saturating_add(1).min(MAX_WAITING_UPDATES);
         let (sender, updates) = mpsc::channel(capacity);
-        let id = state.engine().submit(request, Box::new(ChannelSink(sender)))?;
+        let clock = RequestClock::accept(state.metrics(), request.prompt().len());
+        let sink = ChannelSink { sender, started: clock.start_mark() };
+        let id = state.engine().submit(request, Box::new(sink))?;
         Ok(Self {
             request: Submitted { engine: Arc::clone(state.engine()), id: Some(id) },
             state: state.clone(),
-            started: Instant::now(),
+            clock,
             updates,
             phase: state.watch_phase(),
             text,
@@ -190,7 +193,7 @@ impl Sequence {
         }
         if self.pending.finish.is_some() {
             self.ended = true;
-            self.state.pace().record(self.started.elapsed());
+            self.state.pace().record(self.clock.elapsed());
         }
         Some((Ok(std::mem::take(&mut self.pending)), self))
     }
@@ -215,6 +218,7 @@ impl Sequence {
 
     fn take_token(&mut self, update: TokenUpdate) {
         self.pending.num_tokens += 1;
+        self.clock.token();
         if let Some(logprob) = update.logprob {
             let (token, top) = (update.token, update.top_logprobs);
             let offset = self.text.num_chars();
@@ -223,12 +227,19 @@ impl Sequence {
         self.pending.text += &self.text.push(update.token);
         if let Some(stop) = self.text.stopped_by() {
             self.pending.finish = Some(Finish::StopString(stop));
+            self.clock.end(Ending::Stop);
             self.request.abort();
         }
     }
 
     fn take_end(&mut self, reason: FinishReason) -> Result<(), GenerationError> {
         self.request.id = None;
+        self.clock.end(match &reason {
+            FinishReason::Stop { .. } => Ending::Stop,
+            FinishReason::Length => Ending::Length,
+            FinishReason::Aborted => Ending::Abort,
+            FinishReason::Failed(_) => Ending::Error,
+        });
         let finish = match reason {
             FinishReason::Stop { token } => Finish::StopToken(token),
             FinishReason::Length => Finish::Length,
@@ -269,10 +280,18 @@ impl Drop for Submitted {
 }
 
 /// The engine's end of a sequence's channel.
-struct ChannelSink(mpsc::Sender<Update>);
+struct ChannelSink {
+    sender: mpsc::Sender<Update>,
+    started: Arc<OnceLock<Instant>>,
+}
 
 impl TokenSink for ChannelSink {
+    fn started(&mut self) {
+        // Told once; a second time would not matter.
+        let _ = self.started.set(Instant::now());
+    }
+
     fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
-        self.0.try_send(update).map_err(|_| SinkClosed)
+        self.sender.try_send(update).map_err(|_| SinkClosed)
     }
 }

@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use crate::anthropic::{count_tokens, messages};
 use crate::error::ApiError;
 use crate::health::{health, version};
+use crate::observe::{debug, scrape};
 use crate::openai::{chat, completions, models, responses};
 use crate::state::{Phase, ServerState};
 
@@ -32,6 +33,9 @@ pub fn router(state: ServerState) -> Router {
         .route("/v1/models/{*id}", get(models::get))
         .route("/health", get(health))
         .route("/version", get(version))
+        .route("/metrics", get(scrape::metrics))
+        .route("/debug/timeline", get(debug::timeline))
+        .route("/debug/state", get(debug::snapshot))
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::max(max_body_bytes))

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use inflight_observe::StepRecorder;
 use inflight_tokenizer::Tokenizer;
 use tokio::sync::watch;
 
 use crate::chat::ChatStyle;
 use crate::engine::Generate;
 use crate::error::ApiError;
+use crate::observe::Metrics;
 use crate::output::ToolFormat;
 use crate::pace::Pace;
 
@@ -24,6 +26,8 @@ pub struct ServerConfig {
     pub tool_format: Option<ToolFormat>,
     /// Whether a model's thoughts are told apart from its answer, if its template knows thoughts.
     pub splits_reasoning: bool,
+    /// Whether `/metrics` has figures under vLLM's names too. Default: yes.
+    pub vllm_metrics: bool,
     /// How long running requests may go on after the server was told to shut down. Default: 30 s.
     pub shutdown_timeout: Duration,
     /// Whether the engine goes by the requests' priorities; if not, those that have one are
@@ -39,6 +43,7 @@ impl ServerConfig {
             max_body_bytes: 16 << 20,
             tool_format: None,
             splits_reasoning: true,
+            vllm_metrics: true,
             shutdown_timeout: Duration::from_secs(30),
             orders_by_priority: false,
         }
@@ -68,6 +73,7 @@ struct Shared {
     system_fingerprint: String,
     phase: watch::Sender<Phase>,
     pace: Pace,
+    metrics: Arc<Metrics>,
 }
 
 impl ServerState {
@@ -86,6 +92,7 @@ impl ServerState {
             started_unix_s: unix_time_s(),
             phase: watch::Sender::new(Phase::Serving),
             pace: Pace::default(),
+            metrics: Arc::default(),
         }))
     }
 
@@ -114,6 +121,15 @@ impl ServerState {
     pub(crate) fn retry_after_s(&self) -> u64 {
         let num_running = self.engine().stats().num_running.load(Ordering::Relaxed);
         self.pace().retry_after_s(num_running)
+    }
+
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.0.metrics
+    }
+
+    /// What keeps the engine's last steps, if anything does.
+    pub(crate) fn recorder(&self) -> Option<&StepRecorder> {
+        self.0.engine.recorder()
     }
 
     /// When the server started, in seconds since 1970.

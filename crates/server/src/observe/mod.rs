@@ -1,0 +1,14 @@
+//! What the server tells of itself: figures, the last steps, who holds what.
+//!
+//! [`metrics`]: what is counted. [`request_clock`]: one request's times. [`exposition`]: the text
+//! that Prometheus reads. [`scrape`]: `GET /metrics`. [`debug`]: timelines and the state of the
+//! engine as JSON.
+
+pub(crate) mod debug;
+mod exposition;
+mod metrics;
+mod request_clock;
+pub(crate) mod scrape;
+
+pub(crate) use metrics::{Ending, Metrics};
+pub(crate) use request_clock::RequestClock;
