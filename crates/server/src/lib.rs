@@ -9,8 +9,8 @@
 //! share), `error`, `request` (what a body says), `text_stream` (one sequence's tokens to text),
 //! `generation` (a request's sequences, as a stream of text deltas), `output` (thoughts and tool
 //! calls in a text), `chat` (conversations and their answers), `sse` (a response as events),
-//! `openai` and `anthropic` (their endpoints), `health`, `observe` (metrics, timelines),
-//! [`serve`](serve()) (routes, listening, shutting down).
+//! `openai` and `anthropic` (their endpoints), `health`, `observe` (metrics, timelines), `web`
+//! (the page at `/`), [`serve`](serve()) (routes, listening, shutting down).
 //!
 //! Invariant: the only room that knows HTTP and JSON.
 //! Invariant: a field of a request is obeyed, or does not matter, or is refused by name.
@@ -35,6 +35,7 @@ mod sse;
 mod state;
 mod text_stream;
 mod usage;
+mod web;
 
 pub use engine::{EngineAlive, EngineClient, Generate};
 pub use output::ToolFormat;

@@ -16,6 +16,7 @@ use crate::health::{health, version};
 use crate::observe::{debug, scrape};
 use crate::openai::{chat, completions, models, responses};
 use crate::state::{Phase, ServerState};
+use crate::web;
 
 /// How long responses may take to end after their sequences were aborted.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
@@ -33,6 +34,10 @@ pub fn router(state: ServerState) -> Router {
         .route("/v1/models/{*id}", get(models::get))
         .route("/health", get(health))
         .route("/version", get(version))
+        .route("/", get(web::index))
+        .route("/web/style.css", get(web::style))
+        .route("/web/chat.js", get(web::chat_script))
+        .route("/web/dashboard.js", get(web::dashboard_script))
         .route("/metrics", get(scrape::metrics))
         .route("/debug/timeline", get(debug::timeline))
         .route("/debug/state", get(debug::snapshot))
