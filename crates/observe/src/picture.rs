@@ -164,7 +164,8 @@ fn write_step(out: &mut impl Write, step: &StepRecord, view: View) -> io::Result
             0 => format!("{class} {batch}"),
             _ => format!("batch {batch}, {} rows, {} tokens", step.num_rows, step.num_tokens),
         };
-        write_bar(out, view, lane, span, Bar { class, label: &label, on: " class=\"on\"" })?;
+        let on = if class == "blocked" { "" } else { " class=\"on\"" };
+        write_bar(out, view, lane, span, Bar { class, label: &label, on })?;
     }
     Ok(())
 }

@@ -83,7 +83,10 @@ function put(id, value) {
 }
 
 function latency(id, quantiles) {
-  const ms = (s) => (s == null ? "–" : `${(1000 * s).toPrecision(3)} ms`);
+  const ms = (s) => {
+    if (s == null) return "–";
+    return s < 1 ? `${Number((1000 * s).toPrecision(3))} ms` : `${s.toFixed(2)} s`;
+  };
   put(id, ms(quantiles.p50));
   put(`${id}99`, ms(quantiles.p99));
 }
@@ -220,8 +223,7 @@ function drawMap(engine) {
       context.fillRect(left, top, side - 2, side - 2);
     } else context.strokeRect(left + 0.5, top + 0.5, side - 3, side - 3);
   }
-  const cached = engine.num_cached_blocks;
-  byId("map").title = `${engine.num_free_blocks} blocks free, ${cached} of them cached prefixes`;
+  put("cached", engine.num_cached_blocks);
 }
 
 // ---- asking ----
