@@ -238,7 +238,7 @@ impl Sequence {
             FinishReason::Stop { .. } => Ending::Stop,
             FinishReason::Length => Ending::Length,
             FinishReason::Aborted => Ending::Abort,
-            FinishReason::Failed(_) => Ending::Error,
+            FinishReason::Failed(_) | FinishReason::Lapsed(_) => Ending::Error,
         });
         let finish = match reason {
             FinishReason::Stop { token } => Finish::StopToken(token),

@@ -164,7 +164,8 @@ function hover(event) {
     && offsetY >= box.top && offsetY <= box.top + box.height;
   const found = boxes.findLast(under)?.event;
   if (!found) return;
-  const took = found.dur < 1000 ? `${found.dur.toFixed(1)} µs` : `${(found.dur / 1000).toFixed(2)} ms`;
+  const ms = found.dur / 1000;
+  const took = ms < 1 ? `${found.dur.toFixed(1)} µs` : `${ms.toFixed(2)} ms`;
   const { rows, tokens } = found.args;
   const what = rows === undefined ? "" : `: ${rows} rows, ${tokens} tokens`;
   put("hover", `${found.name}${what}, ${took}`);
