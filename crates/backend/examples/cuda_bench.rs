@@ -1,5 +1,6 @@
 //! Times every operator at the sizes of an 8B model, inside graphs and with cold caches, beside
-//! what memory bandwidth allows: `cuda_bench [CACHE_FOLDER] [ROWS...]`.
+//! what memory bandwidth allows: `cuda_bench [CACHE_FOLDER] [fp8] [ROWS...]`. With `fp8`, layers have
+//! weights in fp8.
 
 use std::{error::Error, time::Duration};
 
@@ -39,9 +40,11 @@ fn main() -> Result<(), Failure> {
         kv_dtype: KvDtype::Bf16,
     })?;
     println!("{}", backend.description());
-    let rows = arguments.iter().skip(1).map(|rows| rows.parse()).collect::<Result<Vec<_>, _>>()?;
+    let fp8 = arguments.get(1).is_some_and(|argument| argument == "fp8");
+    let rows = arguments.iter().skip(if fp8 { 2 } else { 1 });
+    let rows = rows.map(|rows| rows.parse()).collect::<Result<Vec<_>, _>>()?;
     let rows = if rows.is_empty() { vec![1, 8, 32, 128] } else { rows };
-    let bench = Bench::new(&backend, *rows.iter().max().expect("not empty"))?;
+    let bench = Bench::new(&backend, *rows.iter().max().expect("not empty"), fp8)?;
     for num_rows in rows {
         bench.run(num_rows)?;
     }
@@ -50,6 +53,8 @@ fn main() -> Result<(), Failure> {
 
 struct Bench<'a> {
     backend: &'a CudaBackend,
+    /// Bytes of an element of the layers' weights.
+    weight_bytes: usize,
     stream: <CudaBackend as Backend>::Stream,
     started: <CudaBackend as Backend>::Event,
     ended: <CudaBackend as Backend>::Event,
@@ -79,12 +84,15 @@ struct Timing {
 }
 
 impl<'a> Bench<'a> {
-    fn new(backend: &'a CudaBackend, max_rows: usize) -> Result<Self, Failure> {
+    fn new(backend: &'a CudaBackend, max_rows: usize, fp8: bool) -> Result<Self, Failure> {
         let num_tokens = max_rows.min(MAX_DECODE_ROWS) * (CONTEXTS[2] + 16);
         let block_bytes = backend.kv_layout(SHAPE).block_bytes();
         let kv_bytes = num_tokens.div_ceil(SHAPE.block_size) * block_bytes;
         let layer = |i: u64| {
-            let matrix = |rows, cols, j| backend.load_matrix(&[random(rows, cols, 10 * i + j)]);
+            let matrix = |rows, cols, j| {
+                let random = random(rows, cols, 10 * i + j);
+                backend.load_matrix(&[if fp8 { random.rounded_to_fp8() } else { random }])
+            };
             let kv = |label| backend.alloc_kv(label, kv_bytes);
             Ok::<_, Failure>(Layer {
                 qkv: matrix(SHAPE.qkv_len(), HIDDEN, 0)?,
@@ -96,6 +104,7 @@ impl<'a> Bench<'a> {
         };
         let layers = (0..NUM_LAYERS as u64).map(layer).collect::<Result<_, _>>()?;
         Ok(Self {
+            weight_bytes: if fp8 { 1 } else { 2 },
             stream: backend.create_stream("bench")?,
             started: backend.create_event()?,
             ended: backend.create_event()?,
@@ -129,7 +138,7 @@ impl<'a> Bench<'a> {
 
     fn dense(&self, num_rows: usize) -> Result<Vec<Timing>, Failure> {
         let (state, narrow, wide) = (&self.state, &self.narrow, &self.wide);
-        let weights = |rows: usize, cols: usize| rows * cols * 2;
+        let weights = |rows: usize, cols: usize| rows * cols * self.weight_bytes;
         Ok(vec![
             self.time("qkv", weights(SHAPE.qkv_len(), HIDDEN), &|layer| {
                 self.product(num_rows, narrow, &layer.qkv, wide, false)
@@ -143,7 +152,7 @@ impl<'a> Bench<'a> {
             self.time("down", weights(HIDDEN, FFN), &|layer| {
                 self.product(num_rows, narrow, &layer.down, state, true)
             })?,
-            self.time("logits", weights(VOCAB, HIDDEN), &|_| {
+            self.time("logits", VOCAB * HIDDEN * 2, &|_| {
                 self.product(
                     num_rows.min(MAX_DECODE_ROWS),
                     narrow,

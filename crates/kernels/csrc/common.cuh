@@ -175,3 +175,42 @@ DEVICE float load_fresh(const float* from) {
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
     return x;
 }
+
+// ---- e4m3 ----
+
+// Matrices of e4m3 lie as tensor cores want them: rows are padded with zeros to whole groups of 64
+// columns, and in a group byte 16 t + 4 s + b is column 16 s + 2 t + {8, 0, 9, 1}[b]. So the 16
+// bytes that lane 4 g + t of a warp reads from row g are its part of four matrices of 16 columns.
+constexpr u32 FP8_GROUP = 64;
+
+// A word's upper bytes (columns 0 and 1 of the above) and lower bytes (8 and 9) as bf16, exactly.
+DEVICE void e4m3_to_bf16(u32 codes, u32& upper, u32& lower) {
+    upper = codes & 0x80008000u | codes >> 4 & 0x07f007f0u;
+    lower = codes << 8 & 0x80008000u | codes << 4 & 0x07f007f0u;
+    // The exponent's bias is 127 instead of 7: times 2^120, plus -0.
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(upper) : "r"(0x7b807b80u), "r"(0x80008000u));
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(lower) : "r"(0x7b807b80u), "r"(0x80008000u));
+}
+
+// The nearest codes, the even one of two; beyond the range the largest. `high` is the upper byte.
+DEVICE u32 pack_e4m3(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    u32 pair = 0;
+    float x[2] = {low, high};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 bits = __float_as_uint(x[i]), magnitude = bits & 0x7fffffffu;
+        u32 rounded = (magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20;
+        u32 code = min(rounded - (120 << 3), 0x7eu);
+        // Below 2^-6 in steps of 2^-9.
+        if (magnitude < 0x3c800000u) code = __float2uint_rn(fabsf(x[i]) * 512.0f);
+        if (magnitude > 0x7f800000u) code = 0x7f;
+        pair |= (code | bits >> 24 & 0x80) << 8 * i;
+    }
+    return pair;
+#endif
+}

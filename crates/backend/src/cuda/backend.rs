@@ -138,12 +138,12 @@ impl CudaBackend {
             f32: bias.address(),
             like_out: match out.element() {
                 Element::Bf16 => bias.bf16_address().expect("a bias is a vector"),
-                Element::F32 | Element::Word => bias.address(),
+                Element::F32 | Element::Word | Element::Fp8 => bias.address(),
             },
         });
         Product {
             x: x.address(),
-            weight: weight.allocation.address(),
+            weight: weight.elements.place(),
             bias,
             out: out.address(),
             out_element: out.element(),
@@ -209,7 +209,7 @@ impl Backend for CudaBackend {
 
     fn load_matrix(&self, parts: &[HostTensor]) -> Result<CudaMatrix, BackendError> {
         let matrix = self.shared.weights.matrix(parts, &self.shared.operators)?;
-        self.shared.gemm.add_weight(&matrix.allocation, matrix.rows, matrix.cols);
+        self.shared.gemm.add_weight(&matrix.elements, matrix.rows, matrix.cols);
         Ok(matrix)
     }
 
@@ -222,7 +222,7 @@ impl Backend for CudaBackend {
     }
 
     fn matrix_bytes(&self, matrix: &CudaMatrix) -> usize {
-        matrix.allocation.bytes()
+        matrix.elements.bytes()
     }
 
     fn write_host<R>(&self, buffer: &mut CudaHostBuffer, write: impl FnOnce(&mut [u32]) -> R) -> R {

@@ -16,6 +16,8 @@ pub(super) enum Element {
     F32,
     /// Everything of [`crate::step`], and the KV cache.
     Word,
+    /// Codes of weights and of activations, one byte each.
+    Fp8,
 }
 
 impl Element {
@@ -23,6 +25,7 @@ impl Element {
         match self {
             Self::Bf16 => 2,
             Self::F32 | Self::Word => 4,
+            Self::Fp8 => 1,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Streams.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 
@@ -16,6 +16,8 @@ pub struct CudaStream {
     raw: sys::CUstream,
     /// Made for the first matrix product: streams that only copy need none.
     workspace: OnceLock<Allocation>,
+    /// Room for operands in another type; all stay, since captured graphs use them.
+    scratch: Mutex<Vec<Allocation>>,
 }
 
 // SAFETY: the driver locks streams itself; any thread may enqueue.
@@ -30,7 +32,8 @@ impl CudaStream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `raw` is a valid place for the result.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })?;
-        Ok(Self { device: Arc::clone(device), raw, workspace: OnceLock::new() })
+        let (workspace, scratch) = (OnceLock::new(), Mutex::default());
+        Ok(Self { device: Arc::clone(device), raw, workspace, scratch })
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
@@ -45,6 +48,18 @@ impl CudaStream {
         }
         let workspace = Allocation::new(&self.device, "cuBLASLt workspace", WORKSPACE_BYTES)?;
         Ok(self.workspace.get_or_init(|| workspace))
+    }
+
+    /// Memory of `bytes` for one product at a time. If there was never as much, this allocates, so
+    /// it must not happen first while a graph is being captured.
+    pub(super) fn scratch(&self, bytes: usize) -> Result<sys::CUdeviceptr, BackendError> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(enough) = scratch.iter().find(|allocation| allocation.bytes() >= bytes) {
+            return Ok(enough.address());
+        }
+        let bytes = bytes.next_power_of_two();
+        scratch.push(Allocation::new(&self.device, "operands of products", bytes)?);
+        Ok(scratch.last().expect("was just pushed").address())
     }
 
     /// Waits until everything enqueued has finished. For loading and tuning, never in the loop.

@@ -5,6 +5,9 @@ use super::{
     decode_attention::DecodeAttention,
     embed::Embed,
     flat_gemm::{FlatGemm, FlatShape, Ring},
+    fp8_expand::Fp8Expand,
+    fp8_gemv::Fp8Gemv,
+    fp8_quantize::Fp8Quantize,
     gather_sampled::GatherSampled,
     gemv::Gemv,
     plan_attention::PlanAttention,
@@ -42,6 +45,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
     for first in both {
         specs.push(GatherSampled { element: first }.spec());
         specs.push(RandomNormal { out: first }.spec());
+        specs.push(Fp8Quantize { x: first }.spec());
         for out in both {
             specs.push(Embed { table: first, out }.spec());
             specs.push(RmsNorm { x: first, out }.spec());
@@ -49,6 +53,9 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
     }
     for (out, accumulate) in [(both[0], false), (both[0], true), (both[1], false), (both[1], true)]
     {
+        for blocks in [false, true] {
+            specs.push(Fp8Gemv { out, accumulate, blocks }.spec());
+        }
         for num_rows in 1..=Gemv::MAX_ROWS {
             specs.push(Gemv::new(num_rows, out, accumulate)?.spec());
         }
@@ -59,6 +66,9 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
             specs.push(FlatGemm::new(gpu, shape, Ring::Whole)?.spec());
             specs.push(FlatGemm::new(gpu, shape, Ring::Half)?.spec());
         }
+    }
+    for blocks in [false, true] {
+        specs.push(Fp8Expand { blocks }.spec());
     }
     for head_dim in HEAD_DIMS {
         for block_size in BLOCK_SIZES {

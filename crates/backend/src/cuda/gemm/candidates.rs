@@ -11,13 +11,15 @@ use inflight_kernels::ops::{
 };
 
 use super::{
-    Gemm, Method, Problem,
+    Descriptors, Gemm, Method, Problem,
     descriptor::{Preference, ProductDescriptor},
+    problem::WeightKind,
 };
 use crate::{
     BackendError,
     cuda::{
         check::{check_blas, lost},
+        memory::Element,
         stream::WORKSPACE_BYTES,
     },
 };
@@ -40,12 +42,18 @@ impl Gemm {
     /// Whether `method` can compute `problem`.
     pub(super) fn is_usable(
         &self,
-        descriptor: &ProductDescriptor,
+        descriptors: &Descriptors,
         problem: Problem,
         method: Method,
     ) -> Result<bool, BackendError> {
+        if problem.weights != WeightKind::Bf16 {
+            return self.is_usable_for_fp8(descriptors, problem, method);
+        }
         match method {
-            Method::Library(algorithm) => self.takes(descriptor, problem, &algorithm),
+            Method::Library(algorithm) => {
+                self.takes(&descriptors.bf16, (problem, Element::Bf16), &algorithm)
+            }
+            Method::Expanded(_) => Ok(false),
             Method::Gemv => Ok(problem.num_rows <= Gemv::MAX_ROWS as usize),
             Method::Flat(_) => {
                 let few = Gemv::MAX_ROWS as usize + 1..=FlatGemm::MAX_ROWS as usize;
@@ -54,18 +62,39 @@ impl Gemm {
         }
     }
 
+    /// What cuBLASLt proposes for `problem`; at least one.
+    pub(super) fn proposed(
+        &self,
+        descriptors: &Descriptors,
+        problem: Problem,
+    ) -> Result<Vec<Method>, BackendError> {
+        if problem.weights != WeightKind::Bf16 {
+            return self.proposed_for_fp8(descriptors, problem);
+        }
+        let proposals = self.proposals(&descriptors.bf16, (problem, Element::Bf16))?;
+        Ok(proposals.into_iter().map(Method::Library).collect())
+    }
+
     /// Everything that can compute `problem`, what cuBLASLt thinks best first; at least one.
     pub(super) fn candidates(
         &self,
-        descriptor: &ProductDescriptor,
+        descriptors: &Descriptors,
         problem: Problem,
     ) -> Result<Vec<Method>, BackendError> {
-        let proposals = self.proposals(descriptor, problem)?;
+        if problem.weights != WeightKind::Bf16 {
+            return self.candidates_for_fp8(descriptors, problem);
+        }
+        let (descriptor, element) = (&descriptors.bf16, Element::Bf16);
+        let proposals = self.proposals(descriptor, (problem, element))?;
         let mut methods: Vec<Method> = proposals.iter().copied().map(Method::Library).collect();
         for num_rows in OTHER_ROWS.into_iter().filter(|rows| *rows > problem.num_rows) {
-            for proposal in self.proposals(descriptor, Problem { num_rows, ..problem })? {
+            for proposal in
+                self.proposals(descriptor, (Problem { num_rows, ..problem }, element))?
+            {
                 let method = Method::Library(proposal);
-                if !methods.contains(&method) && self.takes(descriptor, problem, &proposal)? {
+                if !methods.contains(&method)
+                    && self.takes(descriptor, (problem, element), &proposal)?
+                {
                     methods.push(method);
                 }
             }
@@ -75,28 +104,31 @@ impl Gemm {
                 for split in SPLITS {
                     let Some(algorithm) = with_split(proposal, split) else { continue };
                     let method = Method::Library(algorithm);
-                    if !methods.contains(&method) && self.takes(descriptor, problem, &algorithm)? {
+                    if !methods.contains(&method)
+                        && self.takes(descriptor, (problem, element), &algorithm)?
+                    {
                         methods.push(method);
                     }
                 }
             }
         }
         for method in [Method::Gemv, Method::Flat(Ring::Whole), Method::Flat(Ring::Half)] {
-            if self.is_usable(descriptor, problem, method)? {
+            if self.is_usable(descriptors, problem, method)? {
                 methods.push(method);
             }
         }
         Ok(methods)
     }
 
-    /// Whether cuBLASLt takes `algorithm` for `problem`, in the working memory there is.
-    fn takes(
+    /// Whether cuBLASLt takes `algorithm` for `problem` with both operands of a type, in the
+    /// working memory there is.
+    pub(super) fn takes(
         &self,
         descriptor: &ProductDescriptor,
-        problem: Problem,
+        (problem, operands): (Problem, Element),
         algorithm: &lt::cublasLtMatmulAlgo_t,
     ) -> Result<bool, BackendError> {
-        let layouts = problem.layouts()?;
+        let layouts = problem.layouts(operands)?;
         let mut result = std::mem::MaybeUninit::<lt::cublasLtMatmulHeuristicResult_t>::zeroed();
         // SAFETY: all descriptors live; `result` is a valid place for the result.
         let status = unsafe {
@@ -121,10 +153,23 @@ impl Gemm {
     pub(super) fn proposals(
         &self,
         descriptor: &ProductDescriptor,
-        problem: Problem,
+        (problem, operands): (Problem, Element),
+    ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, BackendError> {
+        let proposals = self.any_proposals(descriptor, (problem, operands))?;
+        if proposals.is_empty() {
+            return Err(lost("cuBLASLt", &format!("no algorithm for {problem}")));
+        }
+        Ok(proposals)
+    }
+
+    /// As above, but perhaps none.
+    pub(super) fn any_proposals(
+        &self,
+        descriptor: &ProductDescriptor,
+        (problem, operands): (Problem, Element),
     ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, BackendError> {
         let preference = Preference::new()?;
-        let layouts = problem.layouts()?;
+        let layouts = problem.layouts(operands)?;
         // SAFETY: plain numbers, for which zeros are values.
         let mut found: [lt::cublasLtMatmulHeuristicResult_t; MAX_PROPOSALS] =
             unsafe { std::mem::zeroed() };
@@ -144,18 +189,16 @@ impl Gemm {
                 &raw mut num_found,
             )
         };
+        if status == lt::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(Vec::new());
+        }
         check_blas("cublasLtMatmulAlgoGetHeuristic", status)?;
         let num_found = usize::try_from(num_found).unwrap_or(0);
         let works = |result: &&lt::cublasLtMatmulHeuristicResult_t| {
             result.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
                 && result.workspaceSize <= WORKSPACE_BYTES
         };
-        let usable: Vec<_> =
-            found[..num_found].iter().filter(works).map(|result| result.algo).collect();
-        if usable.is_empty() {
-            return Err(lost("cuBLASLt", &format!("no algorithm for {problem}")));
-        }
-        Ok(usable)
+        Ok(found[..num_found].iter().filter(works).map(|result| result.algo).collect())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use cudarc::{cublaslt::sys as lt, driver::sys::CUdeviceptr};
+use inflight_kernels::ops::fp8_quantize::fp8_row_bytes;
 
 use crate::{
     BackendError,
@@ -40,6 +41,29 @@ impl ProductDescriptor {
         Ok(descriptor)
     }
 
+    /// For operands in fp8 with a scale for each row of either; `bias` as in [`Self::new`].
+    pub(super) fn scaled(bias: Option<Element>) -> Result<Self, BackendError> {
+        use lt::cublasLtMatmulDescAttributes_t as Attribute;
+        let descriptor = Self::new(bias)?;
+        let mode = lt::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode)?;
+        descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode)?;
+        // Proposals are made only for what has addresses; the next product's replace these.
+        descriptor.set_scales(16, 16)?;
+        Ok(descriptor)
+    }
+
+    /// Where the scales of the next product are: of the weights' rows, and of those of x.
+    pub(super) fn set_scales(
+        &self,
+        weight: CUdeviceptr,
+        x: CUdeviceptr,
+    ) -> Result<(), BackendError> {
+        use lt::cublasLtMatmulDescAttributes_t as Attribute;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &weight)?;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x)
+    }
+
     /// Where the bias of the next product is.
     pub(super) fn set_bias(&self, bias: CUdeviceptr) -> Result<(), BackendError> {
         self.set(lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
@@ -73,6 +97,7 @@ impl Drop for ProductDescriptor {
 fn data_type(element: Element) -> lt::cudaDataType_t {
     match element {
         Element::Bf16 => lt::cudaDataType_t::CUDA_R_16BF,
+        Element::Fp8 => lt::cudaDataType_t::CUDA_R_8F_E4M3,
         Element::F32 | Element::Word => lt::cudaDataType_t::CUDA_R_32F,
     }
 }
@@ -88,15 +113,17 @@ pub(super) struct Layouts {
 }
 
 impl Layouts {
+    /// Of a product of `x [num_rows, k]` and `weight [n, k]`, both of `operands`.
     pub(super) fn new(
-        num_rows: usize,
-        n: usize,
-        k: usize,
+        (num_rows, n, k): (usize, usize, usize),
+        operands: Element,
         out: Element,
     ) -> Result<Self, BackendError> {
+        // Rows of codes are padded, with zeros.
+        let k = if operands == Element::Fp8 { fp8_row_bytes(k) } else { k };
         Ok(Self {
-            weight: Layout::new(Element::Bf16, k, n)?,
-            x: Layout::new(Element::Bf16, k, num_rows)?,
+            weight: Layout::new(operands, k, n)?,
+            x: Layout::new(operands, k, num_rows)?,
             out: Layout::new(out, n, num_rows)?,
         })
     }

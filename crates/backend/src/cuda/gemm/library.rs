@@ -1,6 +1,6 @@
 //! Products by cuBLASLt alone, by its fastest algorithm: what our own kernels are compared with.
 
-use super::{Gemm, Method, Plan, Problem, Product, ProductDescriptor, State};
+use super::{Descriptors, Gemm, Method, Plan, Problem, Product, State};
 use crate::{
     BackendError,
     cuda::{check::lost, rehearsal, stream::CudaStream},
@@ -17,11 +17,16 @@ impl Gemm {
         stream.workspace()?;
         let problem = Problem::of(product);
         let mut state = self.lock();
-        if !state.library_plans.contains_key(&problem) {
-            let plan = self.library_plan(&state, problem, stream)?;
-            state.library_plans.insert(problem, plan);
-        }
-        Ok(())
+        let method = match state.library_plans.get(&problem) {
+            Some(plan) => plan.method,
+            None => {
+                let plan = self.library_plan(&state, problem, stream)?;
+                let method = plan.method;
+                state.library_plans.insert(problem, plan);
+                method
+            }
+        };
+        self.load(method, product, stream)
     }
 
     /// Enqueues `product`, which was prepared by [`Gemm::prepare_by_library`].
@@ -44,10 +49,13 @@ impl Gemm {
         problem: Problem,
         stream: &CudaStream,
     ) -> Result<Plan, BackendError> {
-        let descriptor = ProductDescriptor::new(problem.bias.then(|| problem.out_element()))?;
-        let mut candidates = self.candidates(&descriptor, problem)?;
-        candidates.retain(|method| matches!(method, Method::Library(_)));
-        let plan = Plan { descriptor, method: candidates[0] };
+        let descriptors = Descriptors::new(problem)?;
+        let mut candidates = self.candidates(&descriptors, problem)?;
+        candidates.retain(|method| matches!(method, Method::Library(_) | Method::Expanded(_)));
+        if candidates.is_empty() {
+            candidates = self.proposed(&descriptors, problem)?;
+        }
+        let plan = Plan { descriptors, method: candidates[0] };
         let weights = state.weights_of(problem);
         if weights.is_empty() {
             return Ok(plan);

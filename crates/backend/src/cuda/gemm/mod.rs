@@ -5,12 +5,14 @@
 //! Few rows are also tried with kernels of our own, [`inflight_kernels::ops::gemv`] and
 //! [`inflight_kernels::ops::flat_gemm`].
 //!
+//! [`fp8`]: weights in fp8, which few rows of x meet as they are, and many rounded to fp8 too.
 //! [`problem`]: which products are computed alike. [`descriptor`]: what cuBLASLt is told.
 //! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold
 //! L2. [`store`]: the choices of earlier runs. [`library`]: cuBLASLt alone, to compare with.
 
 mod candidates;
 mod descriptor;
+mod fp8;
 mod library;
 mod problem;
 mod store;
@@ -30,10 +32,14 @@ use inflight_kernels::{
         gemv::{Gemv, GemvParams},
     },
 };
+use problem::WeightKind;
 pub(super) use problem::{Problem, row_bucket};
 use store::MethodStore;
 
-use self::descriptor::{Layouts, ProductDescriptor};
+use self::{
+    descriptor::{Layouts, ProductDescriptor},
+    fp8::Fp8Kernels,
+};
 use super::{
     by_key::ByKey,
     check::{check_blas, lost},
@@ -42,6 +48,7 @@ use super::{
     memory::{Allocation, Element},
     rehearsal,
     stream::CudaStream,
+    weights::{MatrixElements, MatrixPlace},
 };
 use crate::BackendError;
 
@@ -52,6 +59,7 @@ pub(super) struct Gemm {
     /// By rows, whether the output is f32, and whether it is added to.
     gemv: ByKey<(usize, bool, bool), Loaded<Gemv>>,
     flat: ByKey<FlatGemm, Loaded<FlatGemm>>,
+    fp8: Fp8Kernels,
     handle: lt::cublasLtHandle_t,
     state: Mutex<State>,
 }
@@ -61,21 +69,38 @@ struct State {
     /// Of cuBLASLt alone.
     library_plans: HashMap<Problem, Plan>,
     /// Matrices of the same shape, between which tuning turns so that none is in the L2 cache.
-    weights: HashMap<(usize, usize), Vec<Weak<Allocation>>>,
+    weights: HashMap<(usize, usize, WeightKind), Vec<WeakMatrix>>,
     store: MethodStore,
+}
+
+/// A matrix that products are made with, for as long as it lives.
+struct WeakMatrix {
+    elements: Weak<Allocation>,
+    /// And whether they are of blocks.
+    scales: Option<(Weak<Allocation>, bool)>,
 }
 
 /// How products of one [`Problem`] are computed.
 struct Plan {
-    descriptor: ProductDescriptor,
+    descriptors: Descriptors,
     method: Method,
+}
+
+/// What cuBLASLt is told of an operation.
+struct Descriptors {
+    /// With operands in bf16.
+    bf16: ProductDescriptor,
+    /// With operands in fp8, a scale for each row of either; for weights that have these.
+    fp8: Option<ProductDescriptor>,
 }
 
 /// What can compute a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
-    /// cuBLASLt, by one of its algorithms.
+    /// cuBLASLt, by one of its algorithms; where weights are in fp8, with x rounded to it too.
     Library(lt::cublasLtMatmulAlgo_t),
+    /// cuBLASLt, after weights in fp8 have been expanded to bf16.
+    Expanded(lt::cublasLtMatmulAlgo_t),
     /// Our kernel for very few rows.
     Gemv,
     /// Our kernel for few rows.
@@ -96,8 +121,8 @@ pub(super) struct Bias {
 pub(super) struct Product {
     /// `[num_rows, k]`, bf16.
     pub(super) x: sys::CUdeviceptr,
-    /// `[n, k]`, bf16.
-    pub(super) weight: sys::CUdeviceptr,
+    /// `[n, k]`.
+    pub(super) weight: MatrixPlace,
     pub(super) bias: Option<Bias>,
     /// `[num_rows, n]`.
     pub(super) out: sys::CUdeviceptr,
@@ -107,6 +132,46 @@ pub(super) struct Product {
     pub(super) k: usize,
     /// Add to `out` instead of overwriting it.
     pub(super) accumulate: bool,
+}
+
+/// What cuBLASLt multiplies: [`Product`]'s, or those in another type.
+#[derive(Clone, Copy)]
+struct Operands {
+    element: Element,
+    weight: sys::CUdeviceptr,
+    x: sys::CUdeviceptr,
+}
+
+impl WeakMatrix {
+    fn new(elements: &MatrixElements) -> Self {
+        match elements {
+            MatrixElements::Bf16(elements) => {
+                Self { elements: Arc::downgrade(elements), scales: None }
+            }
+            MatrixElements::Fp8 { codes, scales, blocks } => Self {
+                elements: Arc::downgrade(codes),
+                scales: Some((Arc::downgrade(scales), *blocks)),
+            },
+        }
+    }
+
+    fn upgrade(&self) -> Option<MatrixElements> {
+        let elements = self.elements.upgrade()?;
+        Some(match &self.scales {
+            None => MatrixElements::Bf16(elements),
+            Some((scales, blocks)) => {
+                MatrixElements::Fp8 { codes: elements, scales: scales.upgrade()?, blocks: *blocks }
+            }
+        })
+    }
+}
+
+impl Descriptors {
+    fn new(problem: Problem) -> Result<Self, BackendError> {
+        let bias = problem.bias.then(|| problem.out_element());
+        let scaled = (problem.weights == WeightKind::Fp8).then(|| ProductDescriptor::scaled(bias));
+        Ok(Self { bf16: ProductDescriptor::new(bias)?, fp8: scaled.transpose()? })
+    }
 }
 
 // SAFETY: cuBLASLt's handle may be used from any thread; plans are behind a lock.
@@ -134,14 +199,16 @@ impl Gemm {
             loader: Arc::clone(loader),
             gemv: ByKey::default(),
             flat: ByKey::default(),
+            fp8: Fp8Kernels::default(),
             handle,
             state: Mutex::new(state),
         })
     }
 
     /// Tells of a matrix that products will be made with.
-    pub(super) fn add_weight(&self, weight: &Arc<Allocation>, n: usize, k: usize) {
-        self.lock().weights.entry((n, k)).or_default().push(Arc::downgrade(weight));
+    pub(super) fn add_weight(&self, weight: &MatrixElements, n: usize, k: usize) {
+        let key = (n, k, WeightKind::of(weight.place()));
+        self.lock().weights.entry(key).or_default().push(WeakMatrix::new(weight));
     }
 
     /// Chooses the algorithm for `product`, unless that was done before. Allocates and waits for
@@ -156,7 +223,7 @@ impl Gemm {
         let problem = Problem::of(product);
         let mut state = self.lock();
         let method = self.planned(&mut state, problem, stream)?;
-        self.load(method, product)
+        self.load(method, product, stream)
     }
 
     /// How `problem` is computed; chosen now, if it was not before.
@@ -175,12 +242,18 @@ impl Gemm {
         Ok(method)
     }
 
-    /// Loads the kernel that `product` needs, if it is one of ours.
-    fn load(&self, method: Method, product: &Product) -> Result<(), BackendError> {
-        match method {
-            Method::Library(_) => Ok(()),
-            Method::Gemv => self.gemv(product).map(drop),
-            Method::Flat(ring) => self.flat(product, ring).map(drop),
+    /// Loads the kernels that `product` needs of ours, and finds room for operands in another type.
+    fn load(
+        &self,
+        method: Method,
+        product: &Product,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        match (product.weight, method) {
+            (MatrixPlace::Fp8 { .. }, _) => self.load_fp8(method, product, stream),
+            (MatrixPlace::Bf16(_), Method::Library(_) | Method::Expanded(_)) => Ok(()),
+            (MatrixPlace::Bf16(_), Method::Gemv) => self.gemv(product).map(drop),
+            (MatrixPlace::Bf16(_), Method::Flat(ring)) => self.flat(product, ring).map(drop),
         }
     }
 
@@ -203,12 +276,19 @@ impl Gemm {
         product: &Product,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
+        let MatrixPlace::Bf16(weight) = product.weight else {
+            return self.launch_fp8(plan, product, stream);
+        };
         match &plan.method {
-            Method::Library(algorithm) => {
-                self.launch_library(&plan.descriptor, algorithm, product, stream)
+            Method::Library(algorithm) | Method::Expanded(algorithm) => {
+                let operands = Operands { element: Element::Bf16, weight, x: product.x };
+                let descriptor = &plan.descriptors.bf16;
+                self.launch_library(descriptor, algorithm, (product, operands), stream)
             }
-            Method::Gemv => self.gemv(product)?.launch(&gemv_params(product), stream),
-            Method::Flat(ring) => self.flat(product, *ring)?.launch(&flat_params(product), stream),
+            Method::Gemv => self.gemv(product)?.launch(&gemv_params(product, weight), stream),
+            Method::Flat(ring) => {
+                self.flat(product, *ring)?.launch(&flat_params(product, weight), stream)
+            }
         }
     }
 
@@ -238,16 +318,17 @@ impl Gemm {
         &self,
         descriptor: &ProductDescriptor,
         algorithm: &lt::cublasLtMatmulAlgo_t,
-        product: &Product,
+        (product, operands): (&Product, Operands),
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         if let Some(bias) = product.bias {
             descriptor.set_bias(bias.like_out)?;
         }
-        let layouts = Layouts::new(product.num_rows, product.n, product.k, product.out_element)?;
+        let Product { num_rows, n, k, out_element, .. } = *product;
+        let layouts = Layouts::new((num_rows, n, k), operands.element, out_element)?;
         let workspace = stream.workspace()?;
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
-        let (weight, x) = (product.weight as *const _, product.x as *const _);
+        let (weight, x) = (operands.weight as *const _, operands.x as *const _);
         // SAFETY: descriptor and layouts describe buffers whose sizes the caller has checked, which
         // live until the stream has used them; the workspace belongs to the stream.
         let status = unsafe {
@@ -280,18 +361,18 @@ impl Gemm {
         problem: Problem,
         stream: &CudaStream,
     ) -> Result<Plan, BackendError> {
-        let descriptor = ProductDescriptor::new(problem.bias.then(|| problem.out_element()))?;
+        let descriptors = Descriptors::new(problem)?;
         if let Some(method) = state.store.get(&problem)
-            && self.is_usable(&descriptor, problem, method)?
+            && self.is_usable(&descriptors, problem, method)?
         {
-            return Ok(Plan { descriptor, method });
+            return Ok(Plan { descriptors, method });
         }
         let candidates = if problem.neighbours() == [problem; 2] {
-            self.candidates(&descriptor, problem)?
+            self.candidates(&descriptors, problem)?
         } else {
-            self.candidates_between(state, &descriptor, problem, stream)?
+            self.candidates_between(state, &descriptors, problem, stream)?
         };
-        let mut plan = Plan { descriptor, method: candidates[0] };
+        let mut plan = Plan { descriptors, method: candidates[0] };
         let weights = state.weights_of(problem);
         if candidates.len() > 1 && !weights.is_empty() {
             let tune = || self.fastest(plan, &candidates, problem, &weights, stream);
@@ -306,15 +387,15 @@ impl Gemm {
     fn candidates_between(
         &self,
         state: &mut State,
-        descriptor: &ProductDescriptor,
+        descriptors: &Descriptors,
         problem: Problem,
         stream: &CudaStream,
     ) -> Result<Vec<Method>, BackendError> {
-        let proposals = self.proposals(descriptor, problem)?.into_iter().take(2);
-        let mut methods: Vec<Method> = proposals.map(Method::Library).collect();
+        let mut methods = self.proposed(descriptors, problem)?;
+        methods.truncate(2);
         for neighbour in problem.neighbours() {
             let method = self.planned(state, neighbour, stream)?;
-            if !methods.contains(&method) && self.is_usable(descriptor, problem, method)? {
+            if !methods.contains(&method) && self.is_usable(descriptors, problem, method)? {
                 methods.push(method);
             }
         }
@@ -328,9 +409,9 @@ impl Gemm {
 
 impl State {
     /// Weights that products of `problem` may be tried with.
-    fn weights_of(&self, problem: Problem) -> Vec<Arc<Allocation>> {
-        let weights = self.weights.get(&(problem.n, problem.k));
-        weights.into_iter().flatten().filter_map(Weak::upgrade).collect()
+    fn weights_of(&self, problem: Problem) -> Vec<MatrixElements> {
+        let weights = self.weights.get(&(problem.n, problem.k, problem.weights));
+        weights.into_iter().flatten().filter_map(WeakMatrix::upgrade).collect()
     }
 }
 
@@ -342,10 +423,10 @@ fn kernel_element(element: Element) -> KernelElement {
     if element == Element::Bf16 { KernelElement::Bf16 } else { KernelElement::F32 }
 }
 
-fn flat_params(product: &Product) -> FlatGemmParams {
+fn flat_params(product: &Product, weight: sys::CUdeviceptr) -> FlatGemmParams {
     FlatGemmParams {
         x: product.x,
-        weight: product.weight,
+        weight,
         bias: product.bias.map_or(0, |bias| bias.f32),
         out: product.out,
         num_rows: word(product.num_rows),
@@ -354,10 +435,10 @@ fn flat_params(product: &Product) -> FlatGemmParams {
     }
 }
 
-fn gemv_params(product: &Product) -> GemvParams {
+fn gemv_params(product: &Product, weight: sys::CUdeviceptr) -> GemvParams {
     GemvParams {
         x: product.x,
-        weight: product.weight,
+        weight,
         bias: product.bias.map_or(0, |bias| bias.f32),
         out: product.out,
         rows: word(product.n),

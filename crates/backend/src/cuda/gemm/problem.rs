@@ -3,7 +3,10 @@
 use std::fmt;
 
 use super::{Product, descriptor::Layouts};
-use crate::{BackendError, cuda::memory::Element};
+use crate::{
+    BackendError,
+    cuda::{memory::Element, weights::MatrixPlace},
+};
 
 /// Products that share an algorithm: the same but for the number of rows within a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +19,27 @@ pub(in crate::cuda) struct Problem {
     pub(super) accumulate: bool,
     /// Whether the output is f32 rather than bf16.
     pub(super) f32_out: bool,
+    pub(super) weights: WeightKind,
+}
+
+/// What the weights are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::cuda) enum WeightKind {
+    Bf16,
+    /// Codes with a scale for each row.
+    Fp8,
+    /// Codes with a scale for each 128 columns of a row.
+    Fp8Blocks,
+}
+
+impl WeightKind {
+    pub(super) fn of(place: MatrixPlace) -> Self {
+        match place {
+            MatrixPlace::Bf16(_) => Self::Bf16,
+            MatrixPlace::Fp8 { blocks: false, .. } => Self::Fp8,
+            MatrixPlace::Fp8 { blocks: true, .. } => Self::Fp8Blocks,
+        }
+    }
 }
 
 impl Problem {
@@ -27,6 +51,7 @@ impl Problem {
             bias: product.bias.is_some(),
             accumulate: product.accumulate,
             f32_out: product.out_element != Element::Bf16,
+            weights: WeightKind::of(product.weight),
         }
     }
 
@@ -41,8 +66,9 @@ impl Problem {
         if self.f32_out { Element::F32 } else { Element::Bf16 }
     }
 
-    pub(super) fn layouts(self) -> Result<Layouts, BackendError> {
-        Layouts::new(self.num_rows, self.n, self.k, self.out_element())
+    /// Layouts with both operands as `operands`.
+    pub(super) fn layouts(self, operands: Element) -> Result<Layouts, BackendError> {
+        Layouts::new((self.num_rows, self.n, self.k), operands, self.out_element())
     }
 }
 
@@ -54,7 +80,11 @@ impl fmt::Display for Problem {
         {
             f.write_str(if set { mark } else { "" })?;
         }
-        Ok(())
+        f.write_str(match self.weights {
+            WeightKind::Bf16 => "",
+            WeightKind::Fp8 => "+fp8",
+            WeightKind::Fp8Blocks => "+fp8blocks",
+        })
     }
 }
 
@@ -78,8 +108,16 @@ mod tests {
 
     #[test]
     fn neighbours_are_powers_of_two() {
-        let problem =
-            Problem { num_rows: 40, n: 8, k: 8, bias: false, accumulate: false, f32_out: false };
+        let problem = Problem {
+            num_rows: 40,
+            n: 8,
+            k: 8,
+            bias: false,
+            accumulate: false,
+            f32_out: false,
+            weights: WeightKind::Fp8,
+        };
+        assert_eq!(problem.to_string(), "40x8x8+fp8");
         let rows = |num_rows| Problem { num_rows, ..problem }.neighbours().map(|p| p.num_rows);
         assert_eq!([rows(1), rows(8), rows(40)], [[1, 1], [8, 8], [32, 64]]);
         assert_eq!([rows(224), rows(256)], [[128, 256], [256, 256]]);

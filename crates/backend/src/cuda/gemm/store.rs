@@ -25,6 +25,8 @@ const OURS: [(&str, Method); 3] = [
     ("flat-whole", Method::Flat(Ring::Whole)),
     ("flat-half", Method::Flat(Ring::Half)),
 ];
+/// What comes before the algorithm of a product with expanded weights.
+const EXPANDED: &str = "expanded ";
 /// Words of an algorithm.
 const WORDS: usize = 8;
 
@@ -64,9 +66,10 @@ impl MethodStore {
 }
 
 fn text(method: Method) -> String {
-    if let Method::Library(algorithm) = method {
+    if let Method::Library(algorithm) | Method::Expanded(algorithm) = method {
         let words: Vec<String> = algorithm.data.iter().map(|word| format!("{word:x}")).collect();
-        return words.join(" ");
+        let expanded = matches!(method, Method::Expanded(_));
+        return format!("{}{}", if expanded { EXPANDED } else { "" }, words.join(" "));
     }
     let ours = OURS.iter().find(|(_, ours)| *ours == method);
     ours.map(|(name, _)| (*name).to_owned()).expect("every kernel of ours has a name")
@@ -78,18 +81,23 @@ fn parse(line: &str) -> Option<(String, Method)> {
     if let Some((_, ours)) = OURS.iter().find(|(name, _)| *name == method) {
         return Some((problem.to_owned(), *ours));
     }
-    let mut fields = method.split(' ');
+    let words = method.strip_prefix(EXPANDED);
+    let mut fields = words.unwrap_or(method).split(' ');
     let mut data = [0; WORDS];
     for word in &mut data {
         *word = u64::from_str_radix(fields.next()?, 16).ok()?;
     }
-    let method = Method::Library(cublasLtMatmulAlgo_t { data });
+    let algorithm = cublasLtMatmulAlgo_t { data };
+    let method = match words {
+        Some(_) => Method::Expanded(algorithm),
+        None => Method::Library(algorithm),
+    };
     fields.next().is_none().then_some((problem.to_owned(), method))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::problem::WeightKind, *};
 
     fn device(name: &str) -> DeviceInfo {
         DeviceInfo {
@@ -105,31 +113,43 @@ mod tests {
     }
 
     fn problem(num_rows: usize) -> Problem {
-        Problem { num_rows, n: 6144, k: 4096, bias: true, accumulate: false, f32_out: false }
+        Problem {
+            num_rows,
+            n: 6144,
+            k: 4096,
+            bias: true,
+            accumulate: false,
+            f32_out: false,
+            weights: WeightKind::Bf16,
+        }
     }
 
     #[test]
     fn choices_outlive_the_process_and_damaged_lines_do_not_matter() {
         let folder = std::env::temp_dir().join(format!("inflight-gemm-{}", std::process::id()));
         let open = |name| MethodStore::open(Some(&folder), &device(name), 130_100);
-        let algorithm =
-            Method::Library(cublasLtMatmulAlgo_t { data: [1, 2, 3, u64::MAX, 5, 6, 7, 8] });
+        let words = cublasLtMatmulAlgo_t { data: [1, 2, 3, u64::MAX, 5, 6, 7, 8] };
+        let algorithm = Method::Library(words);
+        let fp8 = Problem { weights: WeightKind::Fp8Blocks, ..problem(64) };
         let mut store = open("NVIDIA H200");
         store.put(problem(8), algorithm);
         store.put(problem(1), Method::Gemv);
         store.put(problem(32), Method::Flat(Ring::Half));
+        store.put(fp8, Method::Expanded(words));
         let path = folder.join("gemm-NVIDIA-H200-13000-130100-2.txt");
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(
             text,
             "8x6144x4096+bias 1 2 3 ffffffffffffffff 5 6 7 8\n1x6144x4096+bias gemv\n\
-             32x6144x4096+bias flat-half\n"
+             32x6144x4096+bias flat-half\n\
+             64x6144x4096+bias+fp8blocks expanded 1 2 3 ffffffffffffffff 5 6 7 8\n"
         );
         fs::write(&path, format!("{text}16x6144x4096+bias 1 2 zz\n\n9 1 2 3 4 5 6 7 8 9\n"))
             .unwrap();
         assert_eq!(open("NVIDIA H200").get(&problem(8)), Some(algorithm));
         assert_eq!(open("NVIDIA H200").get(&problem(1)), Some(Method::Gemv));
         assert_eq!(open("NVIDIA H200").get(&problem(32)), Some(Method::Flat(Ring::Half)));
+        assert_eq!(open("NVIDIA H200").get(&fp8), Some(Method::Expanded(words)));
         assert_eq!(open("NVIDIA H200").get(&problem(16)), None);
         assert_eq!(open("NVIDIA H100").get(&problem(8)), None);
         fs::remove_dir_all(folder).unwrap();

@@ -1,7 +1,7 @@
 //! The fastest algorithm for a problem, timed as the loop will run it: inside a graph, so that the
 //! host's launches do not count, and over one matrix after the other, so that the L2 cache is cold.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use cudarc::driver::sys;
 
@@ -9,8 +9,12 @@ use super::{Bias, Gemm, Method, Plan, Problem, Product};
 use crate::{
     BackendError,
     cuda::{
-        check::check, event::CudaEvent, graph::CapturedGraph, memory::Allocation,
+        check::check,
+        event::CudaEvent,
+        graph::CapturedGraph,
+        memory::Allocation,
         stream::CudaStream,
+        weights::{MatrixElements, MatrixPlace},
     },
 };
 
@@ -37,7 +41,7 @@ impl Gemm {
         mut plan: Plan,
         candidates: &[Method],
         problem: Problem,
-        weights: &[Arc<Allocation>],
+        weights: &[MatrixElements],
         stream: &CudaStream,
     ) -> Result<Plan, BackendError> {
         let Some(trial) = Trial::new(self, problem, weights)? else { return Ok(plan) };
@@ -57,7 +61,7 @@ impl Gemm {
 /// Operands to try algorithms with.
 struct Trial<'a> {
     problem: Problem,
-    weights: &'a [Arc<Allocation>],
+    weights: &'a [MatrixElements],
     x: Allocation,
     bias: Allocation,
     out: Allocation,
@@ -70,7 +74,7 @@ impl<'a> Trial<'a> {
     fn new(
         gemm: &Gemm,
         problem: Problem,
-        weights: &'a [Arc<Allocation>],
+        weights: &'a [MatrixElements],
     ) -> Result<Option<Self>, BackendError> {
         let device = &gemm.device;
         let filled = |bytes| {
@@ -108,10 +112,10 @@ impl<'a> Trial<'a> {
         hopeless: f64,
         stream: &CudaStream,
     ) -> Result<Duration, BackendError> {
-        gemm.load(plan.method, &self.product(self.weights[0].address()))?;
+        gemm.load(plan.method, &self.product(self.weights[0].place()), stream)?;
         let graph = CapturedGraph::capture(&gemm.device, stream, || {
             for i in 0..self.num_products() {
-                let weight = self.weights[i % self.weights.len()].address();
+                let weight = self.weights[i % self.weights.len()].place();
                 gemm.launch(plan, &self.product(weight), stream)?;
             }
             Ok(())
@@ -131,7 +135,7 @@ impl<'a> Trial<'a> {
         Ok(best)
     }
 
-    fn product(&self, weight: sys::CUdeviceptr) -> Product {
+    fn product(&self, weight: MatrixPlace) -> Product {
         let Problem { num_rows, n, k, bias, accumulate, .. } = self.problem;
         Product {
             x: self.x.address(),

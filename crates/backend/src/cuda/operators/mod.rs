@@ -11,6 +11,7 @@ use inflight_kernels::{
     self as kernels,
     ops::{
         embed::{Embed, EmbedParams},
+        fp8_quantize::{Fp8Quantize, Fp8QuantizeParams},
         gather_sampled::{GatherSampled, GatherSampledParams},
         random_normal::{RandomNormal, RandomNormalParams},
         rms_norm::{RmsNorm, RmsNormParams},
@@ -46,6 +47,7 @@ pub(super) struct Operators {
     fill_bf16: Loaded<RandomNormal>,
     fill_f32: Loaded<RandomNormal>,
     rope: ByKey<RopeKey, Loaded<RopeAndCache>>,
+    quantize: ByKey<Fp8Quantize, Loaded<Fp8Quantize>>,
     attention: AttentionPlans,
     /// Room for logits with penalties and bias, by rows and vocabulary.
     adjusted: ByKey<(CUdeviceptr, usize), CudaBuffer>,
@@ -61,6 +63,20 @@ pub(super) struct FillNormal {
     pub(super) len: usize,
     pub(super) seed: u64,
     pub(super) std: f32,
+}
+
+/// Rows to be rounded to fp8, with a scale for each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RoundRows {
+    /// `[num_rows, len]`.
+    pub(super) x: CUdeviceptr,
+    pub(super) element: Element,
+    /// `[num_rows, fp8_row_bytes(len)]`.
+    pub(super) codes: CUdeviceptr,
+    /// `[num_rows]`.
+    pub(super) scales: CUdeviceptr,
+    pub(super) num_rows: usize,
+    pub(super) len: usize,
 }
 
 /// Arguments of [`crate::Backend::gather_sampled`].
@@ -87,6 +103,7 @@ impl Operators {
             fill_bf16: loader.load(RandomNormal { out: Bf16 })?,
             fill_f32: loader.load(RandomNormal { out: F32 })?,
             rope: ByKey::default(),
+            quantize: ByKey::default(),
             attention: AttentionPlans::new(loader)?,
             adjusted: ByKey::default(),
             loader: Arc::clone(loader),
@@ -100,7 +117,7 @@ impl Operators {
     ) -> Result<(), BackendError> {
         let kernel = match fill.element {
             Element::Bf16 => &self.fill_bf16,
-            Element::F32 | Element::Word => &self.fill_f32,
+            Element::F32 | Element::Word | Element::Fp8 => &self.fill_f32,
         };
         let params = RandomNormalParams {
             out: fill.address,
@@ -109,6 +126,27 @@ impl Operators {
             len: fill.len as u64,
             std: fill.std,
             reserved: 0,
+        };
+        kernel.launch(&params, stream)
+    }
+
+    pub(super) fn round_rows(
+        &self,
+        rows: &RoundRows,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let x = match rows.element {
+            Element::Bf16 => kernels::Element::Bf16,
+            _ => kernels::Element::F32,
+        };
+        let kernel = Fp8Quantize { x };
+        let kernel = self.quantize.get(kernel, || self.loader.load(kernel))?;
+        let params = Fp8QuantizeParams {
+            x: rows.x,
+            codes: rows.codes,
+            scales: rows.scales,
+            num_rows: word(rows.num_rows),
+            len: word(rows.len),
         };
         kernel.launch(&params, stream)
     }

@@ -1,10 +1,13 @@
-//! Weights on the device: matrices and tables as bf16, vectors as f32.
+//! Weights on the device: matrices as bf16 or fp8, tables as bf16, vectors as f32.
 //!
-//! [`upload`]: how they get there.
+//! [`upload`]: how they get there. [`fp8`]: matrices of codes and scales.
 
+mod fp8;
 mod upload;
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::sys::CUdeviceptr;
 
 use self::upload::Uploader;
 use super::{
@@ -14,11 +17,52 @@ use super::{
 };
 use crate::{BackendError, HostTensor, TensorData};
 
-/// A weight matrix as bf16, `[rows, cols]`.
+/// A weight matrix, `[rows, cols]`.
 pub struct CudaMatrix {
-    pub(super) allocation: Arc<Allocation>,
+    pub(super) elements: MatrixElements,
     pub(super) rows: usize,
     pub(super) cols: usize,
+}
+
+/// What a matrix is stored as.
+#[derive(Clone)]
+pub(super) enum MatrixElements {
+    /// `[rows, cols]`.
+    Bf16(Arc<Allocation>),
+    /// Codes, `[rows, fp8_row_bytes(cols)]`, and scales.
+    Fp8 {
+        codes: Arc<Allocation>,
+        /// `[rows]`, or of blocks `[ceil(cols / 128), rows]`, f32.
+        scales: Arc<Allocation>,
+        blocks: bool,
+    },
+}
+
+/// Where a matrix lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MatrixPlace {
+    Bf16(CUdeviceptr),
+    Fp8 { codes: CUdeviceptr, scales: CUdeviceptr, blocks: bool },
+}
+
+impl MatrixElements {
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Bf16(allocation) => allocation.bytes(),
+            Self::Fp8 { codes, scales, .. } => codes.bytes() + scales.bytes(),
+        }
+    }
+
+    pub(super) fn place(&self) -> MatrixPlace {
+        match self {
+            Self::Bf16(allocation) => MatrixPlace::Bf16(allocation.address()),
+            Self::Fp8 { codes, scales, blocks } => MatrixPlace::Fp8 {
+                codes: codes.address(),
+                scales: scales.address(),
+                blocks: *blocks,
+            },
+        }
+    }
 }
 
 /// A table as bf16, `[rows, cols]`.
@@ -51,9 +95,14 @@ impl Weights {
     ) -> Result<CudaMatrix, BackendError> {
         if let Some(allocation) = self.same_table(parts) {
             let (rows, cols) = (parts[0].num_rows(), parts[0].row_len());
-            return Ok(CudaMatrix { allocation, rows, cols });
+            return Ok(CudaMatrix { elements: MatrixElements::Bf16(allocation), rows, cols });
         }
-        self.stack(parts, operators)
+        let (rows, cols) = check_parts(parts)?;
+        let elements = match fp8::matrices(parts) {
+            Some(parts) => self.stack_fp8(&parts, (rows, cols), operators)?,
+            None => MatrixElements::Bf16(self.stack(parts, (rows, cols), operators)?),
+        };
+        Ok(CudaMatrix { elements, rows, cols })
     }
 
     /// A table of rows to look up.
@@ -62,8 +111,9 @@ impl Weights {
         table: &HostTensor,
         operators: &Operators,
     ) -> Result<CudaEmbedding, BackendError> {
-        let CudaMatrix { allocation, rows, cols } =
-            self.stack(std::slice::from_ref(table), operators)?;
+        let parts = std::slice::from_ref(table);
+        let (rows, cols) = check_parts(parts)?;
+        let allocation = self.stack(parts, (rows, cols), operators)?;
         let known = (table.clone(), Arc::downgrade(&allocation));
         *self.table.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
         Ok(CudaEmbedding { allocation, rows, cols })
@@ -88,25 +138,17 @@ impl Weights {
         Ok(vector.with_bf16(upload(Element::Bf16)?))
     }
 
+    /// All of `parts` as bf16.
     fn stack(
         &self,
         parts: &[HostTensor],
+        (rows, cols): (usize, usize),
         operators: &Operators,
-    ) -> Result<CudaMatrix, BackendError> {
-        let first = parts.first().expect("a matrix has at least one part");
-        let (cols, rows) = (first.row_len(), parts.iter().map(HostTensor::num_rows).sum::<usize>());
-        for part in parts {
-            if part.shape.len() != 2 || part.row_len() != cols {
-                return Err(part.error(format!("is to be stacked on rows of {cols} elements")));
-            }
-            if cols == 0 || !cols.is_multiple_of(8) {
-                return Err(part.error("needs rows of a multiple of 8 elements on CUDA devices"));
-            }
-        }
+    ) -> Result<Arc<Allocation>, BackendError> {
         let bytes = rows * cols * Element::Bf16.bytes();
-        let allocation = Arc::new(Allocation::new(&self.device, &first.name, bytes)?);
+        let allocation = Arc::new(Allocation::new(&self.device, &parts[0].name, bytes)?);
         self.upload(parts, &allocation, Element::Bf16, operators)?;
-        Ok(CudaMatrix { allocation, rows, cols })
+        Ok(allocation)
     }
 
     /// The embedding table's memory, if `parts` are that very tensor.
@@ -125,13 +167,34 @@ impl Weights {
         element: Element,
         operators: &Operators,
     ) -> Result<(), BackendError> {
+        self.with_uploader(|uploader| uploader.load(parts, to, element, operators))
+    }
+
+    fn with_uploader<R>(
+        &self,
+        run: impl FnOnce(&mut Uploader) -> Result<R, BackendError>,
+    ) -> Result<R, BackendError> {
         let mut uploader = self.uploader.lock().unwrap_or_else(PoisonError::into_inner);
         if uploader.is_none() {
             *uploader = Some(Uploader::new(&self.device)?);
         }
-        let uploader = uploader.as_mut().expect("was just made");
-        uploader.load(parts, to, element, operators)
+        run(uploader.as_mut().expect("was just made"))
     }
+}
+
+/// Rows and columns of all parts, stacked.
+fn check_parts(parts: &[HostTensor]) -> Result<(usize, usize), BackendError> {
+    let first = parts.first().expect("a matrix has at least one part");
+    let cols = first.row_len();
+    for part in parts {
+        if part.shape.len() != 2 || part.row_len() != cols {
+            return Err(part.error(format!("is to be stacked on rows of {cols} elements")));
+        }
+        if cols == 0 || !cols.is_multiple_of(8) {
+            return Err(part.error("needs rows of a multiple of 8 elements on CUDA devices"));
+        }
+    }
+    Ok((parts.iter().map(HostTensor::num_rows).sum(), cols))
 }
 
 /// Whether two tensors are one: the same place in the same file, or drawn alike.

@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc, thread};
 
 use cudarc::driver::sys;
 use half::{bf16, slice::HalfFloatSliceExt};
+use inflight_kernels::ops::fp8_quantize::{fp8_place, fp8_row_bytes};
 
 use crate::cuda::{
     check::check,
@@ -45,6 +46,10 @@ impl Uploader {
         Ok(Self { stream: CudaStream::new(device)?, halves: [half()?, half()?], latest: 1 })
     }
 
+    pub(super) fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+
     /// Writes `parts` one after the other into `to`, as `element`. Returns when they are there.
     pub(super) fn load(
         &mut self,
@@ -63,8 +68,18 @@ impl Uploader {
                 }
                 _ => self.copy(part, address, element)?,
             }
-            address += (len * element.bytes()) as u64;
+            address += (part.num_rows() * row_bytes(part, element)) as u64;
         }
+        self.stream.finish()
+    }
+
+    /// Writes stored codes to `address`. Returns when they are there.
+    pub(super) fn copy_codes(
+        &mut self,
+        codes: &HostTensor,
+        address: sys::CUdeviceptr,
+    ) -> Result<(), BackendError> {
+        self.copy(codes, address, Element::Fp8)?;
         self.stream.finish()
     }
 
@@ -74,7 +89,7 @@ impl Uploader {
         address: sys::CUdeviceptr,
         element: Element,
     ) -> Result<(), BackendError> {
-        let row_bytes = tensor.row_len() * element.bytes();
+        let row_bytes = row_bytes(tensor, element);
         if row_bytes > STAGING_BYTES {
             return Err(tensor.error("has rows longer than the staging area"));
         }
@@ -97,7 +112,7 @@ impl Uploader {
         self.latest = 1 - self.latest;
         let half = &mut self.halves[self.latest];
         half.copied.synchronize()?;
-        let bytes = rows.len() * tensor.row_len() * element.bytes();
+        let bytes = rows.len() * row_bytes(tensor, element);
         // SAFETY: the copy from this half, if there was one, has ended.
         let staged = &mut unsafe { half.host.bytes_mut() }[..bytes];
         convert_rows(tensor, rows, staged, element);
@@ -109,9 +124,17 @@ impl Uploader {
     }
 }
 
-/// Writes `rows` of `tensor` as `element` into `out`, on several threads.
+/// Bytes of a row on the device: rows of codes are padded.
+fn row_bytes(tensor: &HostTensor, element: Element) -> usize {
+    match element {
+        Element::Fp8 => fp8_row_bytes(tensor.row_len()),
+        _ => tensor.row_len() * element.bytes(),
+    }
+}
+
+/// Writes `rows` of `tensor` as `element` into `out`, on several threads. Codes must be stored.
 fn convert_rows(tensor: &HostTensor, rows: Range<usize>, out: &mut [u8], element: Element) {
-    let row_bytes = tensor.row_len() * element.bytes();
+    let row_bytes = row_bytes(tensor, element);
     let cores = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
     let num_threads = (out.len() / MIN_BYTES_PER_THREAD).clamp(1, cores).min(rows.len().max(1));
     let rows_per_thread = rows.len().div_ceil(num_threads).max(1);
@@ -137,6 +160,11 @@ fn convert_row(
     out: &mut [u8],
     element: Element,
 ) {
+    if element == Element::Fp8 {
+        let codes = tensor.row_bytes(row).expect("codes are stored");
+        out.fill(0);
+        return codes.iter().enumerate().for_each(|(col, code)| out[fp8_place(col)] = *code);
+    }
     let stored = match (tensor.dtype, element) {
         (Dtype::BF16, Element::Bf16) | (Dtype::F32, Element::F32) => tensor.row_bytes(row),
         _ => None,
@@ -156,7 +184,7 @@ fn convert_row(
                 }
             }
         }
-        Element::F32 | Element::Word => {
+        Element::F32 | Element::Word | Element::Fp8 => {
             for (value, out) in scratch.iter().zip(out.as_chunks_mut::<4>().0) {
                 *out = value.to_le_bytes();
             }

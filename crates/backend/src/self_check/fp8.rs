@@ -1,0 +1,126 @@
+//! Products with weights in fp8. A device may multiply activations as they are or rounded to fp8.
+
+use super::{
+    BF16_ROUNDING, Pair, relative_error,
+    rig::{Rig, normal, tensor},
+};
+use crate::{
+    Backend, BackendError, Dtype, HostTensor, TensorData,
+    ops::Matmul,
+    quant::fp8::{BLOCK, round_row},
+};
+
+/// How the weights are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scales {
+    Rows,
+    Blocks,
+    /// Rounded when loaded, not stored.
+    Rounded,
+}
+
+#[derive(Clone, Copy)]
+struct Case {
+    scales: Scales,
+    num_rows: usize,
+    /// Rows of the parts of the weight.
+    parts: &'static [usize],
+    cols: usize,
+    bias: bool,
+    accumulate: bool,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let Self { scales, num_rows, parts, cols, .. } = self;
+        let marks = [(self.bias, "+bias"), (self.accumulate, "+add")];
+        let marks: String = marks.iter().filter(|(set, _)| *set).map(|(_, mark)| *mark).collect();
+        let rows: usize = parts.iter().sum();
+        format!("matmul {num_rows}x{rows}x{cols}{marks}, weights in fp8: {scales:?}")
+    }
+
+    /// Whether the output is f32, as where it is added to.
+    fn f32_out(&self) -> bool {
+        self.accumulate
+    }
+}
+
+pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    for case in cases() {
+        let out = matmul(&pair.device, &case, false)?;
+        let exact = matmul(&pair.reference, &case, false)?;
+        let rounded = matmul(&pair.reference, &case, true)?;
+        let is_rounded = relative_error(&out, &rounded) < relative_error(&out, &exact);
+        let expected = if is_rounded { rounded } else { exact };
+        pair.compare(case.name(), &out, &expected, BF16_ROUNDING);
+    }
+    Ok(())
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for scales in [Scales::Rows, Scales::Blocks] {
+        for num_rows in [1, 3, 8, 16, 33, 130] {
+            for (bias, accumulate) in [(false, false), (true, false), (false, true), (true, true)] {
+                let parts: &[usize] = &[384, 128, 128];
+                cases.push(Case { scales, num_rows, parts, cols: 576, bias, accumulate });
+            }
+        }
+    }
+    for scales in [Scales::Rows, Scales::Blocks, Scales::Rounded] {
+        for (num_rows, parts, cols) in
+            [(2, &[1000, 72][..], 72), (5, &[264], 4096), (40, &[264], 1000), (64, &[136], 200)]
+        {
+            cases.push(Case { scales, num_rows, parts, cols, bias: false, accumulate: false });
+        }
+    }
+    cases
+}
+
+fn matmul<B: Backend>(
+    rig: &Rig<'_, B>,
+    case: &Case,
+    round_x: bool,
+) -> Result<Vec<f32>, BackendError> {
+    let Case { num_rows, parts, cols, bias, accumulate, .. } = *case;
+    let rows: usize = parts.iter().sum();
+    let weights = (40..).zip(parts).map(|(key, part)| weight(case.scales, key, *part, cols));
+    let weight = rig.backend.load_matrix(&weights.collect::<Result<Vec<_>, _>>()?)?;
+    let bias = bias.then(|| rig.vector(&normal(20, rows))).transpose()?;
+    let mut x = normal(21, num_rows * cols);
+    if round_x {
+        x.chunks_exact_mut(cols).for_each(round_row);
+    }
+    let x = rig.activations(&x)?;
+    let len = num_rows * rows;
+    let before = if accumulate { normal(22, len) } else { vec![f32::NAN; len] };
+    let out = if case.f32_out() { rig.state(&before)? } else { rig.activations(&before)? };
+    let (bias, weight) = (bias.as_ref(), &weight);
+    let args = Matmul { x: &x, weight, bias, out: &out, num_rows, accumulate };
+    rig.backend.matmul(args, &rig.stream)?;
+    if case.f32_out() { rig.read_state(&out, len) } else { rig.read_activations(&out, len) }
+}
+
+/// A matrix in fp8. Stored ones have every code but NaN, and scales of all sizes.
+fn weight(scales: Scales, key: u64, rows: usize, cols: usize) -> Result<HostTensor, BackendError> {
+    if scales == Scales::Rounded {
+        return Ok(tensor(&[rows, cols], &normal(key, rows * cols)).rounded_to_fp8());
+    }
+    let codes: Vec<u8> = (0..rows * cols).map(|i| code(key as usize + i)).collect();
+    let data = TensorData::Owned(codes.into());
+    let (dtype, shape) = (Dtype::F8E4M3, vec![rows, cols]);
+    let codes = HostTensor { name: "codes".into(), dtype, shape, data };
+    let shape = match scales {
+        Scales::Blocks => [rows.div_ceil(BLOCK), cols.div_ceil(BLOCK)],
+        Scales::Rows | Scales::Rounded => [rows, 1],
+    };
+    let scales = normal(key + 10, shape[0] * shape[1]);
+    let scales: Vec<f32> = scales.iter().map(|scale| scale * scale * 0.01 + 0.001).collect();
+    codes.with_scales(&tensor(&shape, &scales))
+}
+
+/// Every code but the two that are no numbers, in an order without a pattern that fits tiles.
+fn code(i: usize) -> u8 {
+    let code = (i.wrapping_mul(0x9e37_79b1) >> 7) as u8;
+    if code & 0x7f == 0x7f { code ^ 1 } else { code }
+}
