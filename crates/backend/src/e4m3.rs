@@ -42,7 +42,31 @@ pub(crate) fn widen(code: u8) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    fn f32s(bytes: &[u8]) -> Vec<f32> {
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    /// See `tests/fixtures/make_fp8_fixtures.py` for the file's layout.
+    #[test]
+    fn codes_are_those_of_ml_dtypes() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fp8/e4m3.bin");
+        let file = std::fs::read(path).unwrap();
+        let (values, rest) = file.split_at(256 * 4);
+        for (code, value) in f32s(values).into_iter().enumerate() {
+            let ours = to_f32(code as u8);
+            assert!(ours.to_bits() == value.to_bits() || ours.is_nan() && value.is_nan(), "{code}");
+        }
+        let num = u32::from_le_bytes(rest[..4].try_into().unwrap()) as usize;
+        let (numbers, codes) = rest[4..].split_at(num * 4);
+        assert_eq!(codes.len(), num);
+        for (number, code) in f32s(numbers).into_iter().zip(codes) {
+            assert_eq!(from_f32(number), *code, "{number}");
+        }
+    }
 
     #[test]
     fn codes_stand_for_what_the_paper_says() {

@@ -1,15 +1,8 @@
-//! Eight-bit floats: `s eeee mmm`, bias 7, no infinities, NaN where all bits after the sign are set
-//! ("e4m3fn"), and matrices of them with scales.
-//!
-//! # Source
-//! Micikevicius et al., "FP8 formats for deep learning" (arXiv 2209.05433), section 3.
+//! Matrices of e4m3 with scales.
 
 use std::sync::Arc;
 
-use crate::{BackendError, Dtype, HostTensor, TensorData};
-
-/// The largest number.
-pub const E4M3_MAX: f32 = 448.0;
+use crate::{BackendError, Dtype, HostTensor, TensorData, e4m3};
 
 /// Rows and columns of the blocks that may share a scale.
 pub const BLOCK: usize = 128;
@@ -17,63 +10,20 @@ pub const BLOCK: usize = 128;
 /// Rows whose largest magnitude is below this are scaled as if it were this.
 const LEAST_AMAX: f32 = 1e-12;
 
-/// What each code stands for.
-const VALUES: [f32; 256] = {
-    let mut values = [0.0; 256];
-    let mut code = 0;
-    while code < 256 {
-        values[code] = decode(code as u8);
-        code += 1;
-    }
-    values
-};
-
-const fn decode(code: u8) -> f32 {
-    let sign = if code < 0x80 { 1.0 } else { -1.0 };
-    let (exponent, mantissa) = ((code >> 3 & 15) as u32, (code & 7) as f32);
-    match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => sign * mantissa / 512.0,
-        // A power of two by its bits: the format's bias is 7, that of f32 127.
-        _ => sign * (1.0 + mantissa / 8.0) * f32::from_bits((exponent + 120) << 23),
-    }
-}
-
-/// The value of a code.
-pub fn e4m3_to_f32(code: u8) -> f32 {
-    VALUES[usize::from(code)]
-}
-
-/// The nearest code, the even one of two; numbers beyond the range become the largest.
-pub fn f32_to_e4m3(value: f32) -> u8 {
-    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    let magnitude = value.abs();
-    if value.is_nan() {
-        return sign | 0x7f;
-    }
-    if magnitude < 1.0 / 64.0 {
-        // Steps of 2^-9 up to the first number with an exponent, whose code follows theirs.
-        return sign | (magnitude * 512.0).round_ties_even() as u8;
-    }
-    let bits = magnitude.to_bits();
-    let rounded = bits.saturating_add(0x7_ffff + (bits >> 20 & 1)) >> 20;
-    sign | (rounded - (120 << 3)).min(0x7e) as u8
-}
-
 /// Divides a row by the scale that makes its largest magnitude the largest number; the scale.
 ///
 /// Kernels compute just this.
 pub fn scale_row(row: &mut [f32]) -> f32 {
     let amax = row.iter().fold(LEAST_AMAX, |max, value| max.max(value.abs()));
-    let inverse = E4M3_MAX / amax;
+    let inverse = e4m3::GREATEST / amax;
     row.iter_mut().for_each(|value| *value *= inverse);
-    amax / E4M3_MAX
+    amax / e4m3::GREATEST
 }
 
 /// Rounds a row to what e4m3 with one scale can hold.
 pub fn round_row(row: &mut [f32]) {
     let scale = scale_row(row);
-    row.iter_mut().for_each(|value| *value = e4m3_to_f32(f32_to_e4m3(*value)) * scale);
+    row.iter_mut().for_each(|value| *value = e4m3::to_f32(e4m3::from_f32(*value)) * scale);
 }
 
 /// A matrix in fp8.
@@ -174,40 +124,7 @@ impl HostTensor {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
-
-    fn f32s(bytes: &[u8]) -> Vec<f32> {
-        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-    }
-
-    /// See `tests/fixtures/make_fp8_fixtures.py` for the file's layout.
-    #[test]
-    fn codes_are_those_of_ml_dtypes() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fp8/e4m3.bin");
-        let file = std::fs::read(path).unwrap();
-        let (values, rest) = file.split_at(256 * 4);
-        for (code, value) in f32s(values).into_iter().enumerate() {
-            let ours = e4m3_to_f32(code as u8);
-            assert!(ours.to_bits() == value.to_bits() || ours.is_nan() && value.is_nan(), "{code}");
-        }
-        let num = u32::from_le_bytes(rest[..4].try_into().unwrap()) as usize;
-        let (numbers, codes) = rest[4..].split_at(num * 4);
-        assert_eq!(codes.len(), num);
-        for (number, code) in f32s(numbers).into_iter().zip(codes) {
-            assert_eq!(f32_to_e4m3(number), *code, "{number}");
-        }
-    }
-
-    /// As `cvt.rn.satfinite` does.
-    #[test]
-    fn what_is_beyond_the_range_becomes_the_largest() {
-        for (value, code) in [(465.0, 0x7e), (-1e30, 0xfe), (f32::INFINITY, 0x7e)] {
-            assert_eq!(f32_to_e4m3(value), code);
-        }
-        assert_eq!(f32_to_e4m3(f32::NAN) & 0x7f, 0x7f);
-    }
 
     fn matrix(dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> HostTensor {
         let data = TensorData::Owned(bytes.into());

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::{Dtype, quant::fp8};
+use crate::{Dtype, e4m3};
 
 /// Reads a row of a plain type.
 pub(super) fn read_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
@@ -10,7 +10,7 @@ pub(super) fn read_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
         Dtype::F32 => read_each(bytes, out, f32::from_le_bytes),
         Dtype::F16 => read_each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
         Dtype::BF16 => read_each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-        Dtype::F8E4M3 => read_each(bytes, out, |[code]| fp8::e4m3_to_f32(code)),
+        Dtype::F8E4M3 => read_each(bytes, out, |[code]| e4m3::to_f32(code)),
         _ => unreachable!("{dtype} has groups"),
     }
 }

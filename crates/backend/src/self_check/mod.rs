@@ -1,23 +1,15 @@
 //! Does a device compute what it should? Every operator on random inputs, against the CPU in f32.
 //!
-<<<<<<< HEAD
 //! [`rig`]: a device with what moving values takes. [`kv_words`]: KV caches on the host. [`steps`]:
-//! random batches. [`dense`], [`context`], [`sampling`]: the operators, each one function for every
-//! device.
-=======
-//! [`rig`]: a device with what moving values takes. [`steps`]: random batches. [`dense`], [`fp8`],
-//! [`context`], [`sampling`]: the operators, each one function for every device.
->>>>>>> 517ed20 (cuda: weights in fp8, by a kernel of our own for few rows, by cuBLASLt with rounded activations for many)
+//! random batches. [`dense`], [`fp8`], [`context`], [`sampling`]: the operators, each one function
+//! for every device.
 //!
 //! Invariant: what a device is judged by was computed by the CPU backend, never by itself.
 
 mod context;
 mod dense;
-<<<<<<< HEAD
-mod kv_words;
-=======
 mod fp8;
->>>>>>> 517ed20 (cuda: weights in fp8, by a kernel of our own for few rows, by cuBLASLt with rounded activations for many)
+mod kv_words;
 mod rig;
 mod sampling;
 mod steps;

@@ -2,16 +2,10 @@
 //!
 //! In a step's order: [`unpack`], [`track_tokens`], [`embed`], [`rms_norm`], [`add_bias`],
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
-<<<<<<< HEAD
 //! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can),
 //! [`silu_and_mul`], [`gather_sampled`], [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
-//! of very few and of few rows; [`random_normal`] fills dummy weights.
-=======
-//! token), [`prefill_attention`] (rows of several), [`silu_and_mul`], [`gather_sampled`],
-//! [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products of very few and of few rows;
-//! [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to it, [`fp8_expand`] undoes that.
-//! [`random_normal`] fills dummy weights.
->>>>>>> 517ed20 (cuda: weights in fp8, by a kernel of our own for few rows, by cuBLASLt with rounded activations for many)
+//! of very few and of few rows; [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to it,
+//! [`fp8_expand`] undoes that. [`random_normal`] fills dummy weights.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
