@@ -1,6 +1,6 @@
 //! Times every operator at the sizes of an 8B model, inside graphs and with cold caches, beside
-//! what memory bandwidth allows: `cuda_bench [CACHE_FOLDER] [fp8] [ROWS...]`. With `fp8`, layers have
-//! weights in fp8.
+//! what memory bandwidth allows: `cuda_bench [CACHE_FOLDER] [fp8] [ROWS...]`. With `fp8`, layers
+//! have weights in fp8.
 
 use std::{error::Error, time::Duration};
 
