@@ -1,9 +1,9 @@
 //! The arrows between rooms, and the walls that keep `unsafe` in.
 //!
 //! ```text
-//! cli → server → engine → scheduler → kv-cache          (pure)
-//!  │     │         └────→ model → backend → kernels      (device)
-//!  │     ├→ tokenizer      sim implements Backend and drives engine
+//! cli → server → grammar → engine → scheduler → kv-cache          (pure)
+//!  │     │          │          └───→ model → backend → kernels      (device)
+//!  │     ├──────────┴→ tokenizer      sim implements Backend and drives engine
 //!  │     └→ observe → engine
 //!  └→ bench → observe, engine, model, backend
 //! ```
@@ -17,13 +17,24 @@ use super::workspace::{Dependency, Package, Workspace};
 
 const PREFIX: &str = "inflight-";
 /// Each room and those it may depend on. A room that is not here has no arrow yet: draw it first.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     (
         "cli",
-        &["server", "bench", "observe", "engine", "scheduler", "model", "backend", "tokenizer"],
+        &[
+            "server",
+            "bench",
+            "grammar",
+            "observe",
+            "engine",
+            "scheduler",
+            "model",
+            "backend",
+            "tokenizer",
+        ],
     ),
-    ("server", &["observe", "engine", "tokenizer"]),
+    ("server", &["observe", "grammar", "engine", "tokenizer"]),
     ("observe", &["engine"]),
+    ("grammar", &["engine", "tokenizer"]),
     ("engine", &["scheduler", "kv-cache", "model", "backend"]),
     ("scheduler", &["kv-cache"]),
     ("kv-cache", &[]),
