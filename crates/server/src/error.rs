@@ -43,6 +43,8 @@ pub(crate) enum ApiError {
     QueueTimeout { retry_after_s: u64 },
     #[error("the time that the request allowed, `timeout_ms`, was up before it was answered")]
     DeadlineExceeded,
+    #[error("too many schemas and grammars are being compiled; try again later")]
+    CompilersBusy,
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the engine has stopped")]
@@ -100,7 +102,7 @@ impl ApiError {
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::ContentType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::QueueFull { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::QueueFull { .. } | Self::CompilersBusy => StatusCode::TOO_MANY_REQUESTS,
             Self::QueueTimeout { .. } | Self::ShuttingDown | Self::EngineStopped => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -135,6 +137,7 @@ impl ApiError {
             Self::QueueFull { .. } => Some("queue_full"),
             Self::QueueTimeout { .. } => Some("queue_timeout"),
             Self::DeadlineExceeded => Some("deadline_exceeded"),
+            Self::CompilersBusy => Some("compilers_busy"),
             Self::ShuttingDown | Self::EngineStopped | Self::Internal(_) => None,
         }
     }

@@ -1,9 +1,11 @@
 //! What all handlers share.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use inflight_engine::SharedGrammar;
+use inflight_grammar::{Constraint, GrammarCompiler, GrammarError};
 use inflight_observe::StepRecorder;
 use inflight_tokenizer::Tokenizer;
 use tokio::sync::watch;
@@ -69,6 +71,7 @@ struct Shared {
     tokenizer: Arc<Tokenizer>,
     config: ServerConfig,
     style: Arc<ChatStyle>,
+    grammars: Grammars,
     started_unix_s: u64,
     system_fingerprint: String,
     phase: watch::Sender<Phase>,
@@ -86,6 +89,7 @@ impl ServerState {
         Self(Arc::new(Shared {
             system_fingerprint: fingerprint(&config.model_names[0], engine.limits().vocab_size),
             style: Arc::new(ChatStyle::new(&tokenizer, &config)),
+            grammars: Grammars::new(Arc::clone(&tokenizer), engine.limits().vocab_size),
             engine,
             tokenizer,
             config,
@@ -111,6 +115,11 @@ impl ServerState {
     /// What the model's chat template knows.
     pub(crate) fn style(&self) -> &Arc<ChatStyle> {
         &self.0.style
+    }
+
+    /// What compiles schemas and grammars.
+    pub(crate) fn grammars(&self) -> &Grammars {
+        &self.0.grammars
     }
 
     pub(crate) fn pace(&self) -> &Pace {
@@ -163,6 +172,25 @@ impl ServerState {
             Some(asked) if names.contains(&asked) => Ok(asked),
             Some(model) => Err(ApiError::UnknownModel { model, known: names.join("`, `") }),
         }
+    }
+}
+
+/// A compiler of schemas and grammars, made when it is first needed.
+pub(crate) struct Grammars {
+    tokenizer: Arc<Tokenizer>,
+    vocab_size: usize,
+    compiler: OnceLock<Result<GrammarCompiler, GrammarError>>,
+}
+
+impl Grammars {
+    fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize) -> Self {
+        Self { tokenizer, vocab_size, compiler: OnceLock::new() }
+    }
+
+    /// Blocks, for some tenths of a second when it is first called.
+    pub(crate) fn compile(&self, constraint: &Constraint) -> Result<SharedGrammar, GrammarError> {
+        let compiler = || GrammarCompiler::new(&self.tokenizer, self.vocab_size);
+        self.compiler.get_or_init(compiler).as_ref().map_err(Clone::clone)?.compile(constraint)
     }
 }
 

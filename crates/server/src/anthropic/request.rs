@@ -149,6 +149,7 @@ impl PromptFields {
             only_one_call,
             continues_last,
             adds_generation_prompt: true,
+            asked: None,
             variables,
         })
     }

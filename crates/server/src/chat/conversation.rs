@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::style::ChatStyle;
 use super::tools::{self, Tool, ToolChoice};
 use crate::output::{OutputOptions, ToolCallOptions};
+use crate::request::Asked;
 
 /// A conversation that an answer is wanted to.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +22,8 @@ pub(crate) struct Conversation {
     pub(crate) continues_last: bool,
     /// Whether the prompt ends with the start of an answer.
     pub(crate) adds_generation_prompt: bool,
+    /// What the answer must be; calls that are asked for come before it.
+    pub(crate) asked: Option<Asked>,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
 }

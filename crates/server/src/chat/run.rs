@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 
+use super::constraint;
 use super::conversation::{Conversation, Prompt};
 use crate::error::{ApiError, Rename};
 use crate::generation::{self, Delta, Deltas, Finish, ScoredToken};
@@ -52,9 +53,13 @@ impl ChatRun {
         size: RunSize,
         rename: Rename,
     ) -> Result<Self, ApiError> {
+        let asked = constraint::of(&conversation, state)?;
         let prompt = encode(state, conversation, size.num_bytes, rename("prompt")).await?;
         let Prompt { tokens, output } = prompt;
         let mut template = template.clone();
+        if let Some(asked) = asked {
+            template.grammar = Some(constraint::compile(asked, &output, state).await?);
+        }
         let style = state.style();
         let shown_ids = &mut template.text.shown_ids;
         shown_ids.extend(output.tools.iter().flat_map(|_| &style.tool_mark_ids));

@@ -77,8 +77,9 @@ pub(crate) fn check_tools(
             let reason = format!("there is more than one tool `{}`", tool.name);
             return Err(ApiError::invalid(field(index), reason));
         }
-        if tool.strict == Some(true) {
-            let reason = "calls are not held to the schema; leave it out or set it to false";
+        if tool.strict == Some(true) && *choice == ToolChoice::Auto {
+            let reason = "calls that the model may make or not are not held to the schema; leave it \
+                          out, or set tool_choice to \"required\" or to this tool";
             return Err(ApiError::unsupported(format!("{}.strict", field(index)), reason));
         }
     }
@@ -89,11 +90,7 @@ pub(crate) fn check_tools(
         ToolChoice::Named(name) if tools.iter().all(|tool| tool.name != *name) => {
             Err(ApiError::invalid("tool_choice", format!("there is no tool `{name}`")))
         }
-        ToolChoice::Required | ToolChoice::Named(_) => {
-            let reason = "calls cannot be forced; set it to \"auto\" or \"none\"";
-            Err(ApiError::unsupported("tool_choice", reason))
-        }
-        ToolChoice::None | ToolChoice::Auto => Ok(()),
+        _ => Ok(()),
     }
 }
 

@@ -18,7 +18,9 @@ use super::response::{OutputFields, ResponseHead, Usage};
 use super::tool_fields::{ToolChoiceField, ToolField, tool_choice};
 use crate::chat::{ChatRun, Conversation, RunSize, check_tools, set_effort, set_thinking};
 use crate::error::ApiError;
-use crate::request::{Body, Length, SamplingFields, Surroundings, admit, neutral};
+use crate::request::{
+    Body, ConstraintFields, Length, SamplingFields, Surroundings, admit, neutral,
+};
 use crate::sse;
 use crate::state::ServerState;
 
@@ -100,6 +102,7 @@ impl ChatFields {
             only_one_call: self.parallel_tool_calls == Some(false),
             continues_last,
             adds_generation_prompt: self.add_generation_prompt.unwrap_or(true),
+            asked: None,
             variables,
         })
     }
@@ -109,13 +112,19 @@ impl ChatFields {
 struct ChatRequest {
     output: OutputFields,
     sampling: SamplingFields,
+    constraint: ConstraintFields,
     fields: ChatFields,
 }
 
 impl ChatRequest {
     fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
         let mut body = Body::parse(bytes)?;
-        let request = Self { output: body.take()?, sampling: body.take()?, fields: body.take()? };
+        let request = Self {
+            output: body.take()?,
+            sampling: body.take()?,
+            constraint: body.take()?,
+            fields: body.take()?,
+        };
         body.take_neutral(neutral::COMMON)?;
         body.take_neutral(neutral::CHAT)?;
         body.refuse_rest()?;
@@ -130,7 +139,7 @@ pub(crate) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let bytes = admit(&state, &headers, body)?;
-    let ChatRequest { output, sampling, fields } = ChatRequest::parse(&bytes)?;
+    let ChatRequest { output, sampling, constraint, fields } = ChatRequest::parse(&bytes)?;
     let head = ResponseHead::new(&state, "chatcmpl-", state.model_name(output.model.clone())?);
     let (num_outputs, stream) = (output.n()?, output.stream()?);
     let template = sampling.resolve(&Surroundings {
@@ -141,7 +150,8 @@ pub(crate) async fn create(
         position: TextPosition::Start,
     })?;
     let (rename, tells_reasoning) = (fields.rename(), fields.include_reasoning.unwrap_or(true));
-    let conversation = fields.conversation(&state)?;
+    let mut conversation = fields.conversation(&state)?;
+    conversation.asked = constraint.asked()?;
     let size = RunSize { num_outputs, num_bytes: bytes.len() };
     let run = ChatRun::start(&state, conversation, &template, size, rename).await?;
     let mut writer = ChatWriter::new(&state, template.text, num_outputs, tells_reasoning);

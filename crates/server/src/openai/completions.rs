@@ -18,7 +18,9 @@ use crate::error::ApiError;
 use crate::generation::{self, Delta};
 use crate::off_thread::off_thread;
 use crate::request::prompt::{Prompt, Prompts};
-use crate::request::{Body, Length, SamplingFields, Surroundings, admit, neutral};
+use crate::request::{
+    Body, ConstraintFields, Length, SamplingFields, Surroundings, admit, neutral,
+};
 use crate::sse;
 use crate::state::ServerState;
 use crate::text_stream::TextOptions;
@@ -43,13 +45,19 @@ struct CompletionFields {
 struct CompletionRequest {
     output: OutputFields,
     sampling: SamplingFields,
+    constraint: ConstraintFields,
     fields: CompletionFields,
 }
 
 impl CompletionRequest {
     fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
         let mut body = Body::parse(bytes)?;
-        let request = Self { output: body.take()?, sampling: body.take()?, fields: body.take()? };
+        let request = Self {
+            output: body.take()?,
+            sampling: body.take()?,
+            constraint: body.take()?,
+            fields: body.take()?,
+        };
         body.take_neutral(neutral::COMMON)?;
         body.take_neutral(neutral::COMPLETIONS)?;
         body.refuse_rest()?;
@@ -76,12 +84,12 @@ pub(crate) async fn create(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { output, sampling, mut fields } =
+    let CompletionRequest { output, sampling, constraint, mut fields } =
         CompletionRequest::parse(&admit(&state, &headers, body)?)?;
     let head = ResponseHead::new(&state, "cmpl-", state.model_name(output.model.clone())?);
     let (n, stream) = (output.n()?, output.stream()?);
     let top_logprobs = fields.logprobs.map(|n| check_count("logprobs", n)).transpose()?;
-    let template = sampling.resolve(&Surroundings {
+    let mut template = sampling.resolve(&Surroundings {
         limits: state.engine().limits(),
         eos_ids: state.tokenizer().eos_ids(),
         length: fields.max_tokens.map_or(Length::Usual(USUAL_MAX_TOKENS), Length::Asked),
@@ -89,6 +97,9 @@ pub(crate) async fn create(
         position: TextPosition::Continuing,
     })?;
 
+    if let Some(asked) = constraint.asked()? {
+        template.grammar = Some(asked.compile(&state).await?);
+    }
     let prompts = fields.prompt.take().ok_or(ApiError::Missing { param: "prompt" })?;
     let echo = fields.echo.unwrap_or(false).then_some(template.text.skip_special_tokens);
     let encoded = encode(&state, prompts, fields.add_special_tokens.unwrap_or(true), echo).await?;

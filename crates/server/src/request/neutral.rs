@@ -33,6 +33,9 @@ pub(crate) const COMMON: &[Neutral] = &[
     // Every request is served alike.
     only("service_tier", &["\"auto\"", "\"default\""]),
     only("use_beam_search", &["false"]),
+    // There is one way to follow grammars.
+    all("guided_decoding_backend"),
+    only("guided_whitespace_pattern", &[]),
     only("spaces_between_special_tokens", &["true"]),
 ];
 
@@ -49,7 +52,6 @@ pub(crate) const CHAT: &[Neutral] = &[
     only("store", &["false"]),
     only("functions", &["[]"]),
     only("function_call", &["\"none\"", "\"auto\""]),
-    only("response_format", &["{\"type\": \"text\"}"]),
     only("modalities", &["[\"text\"]"]),
     only("audio", &[]),
     only("prediction", &[]),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use inflight_engine::{RequestLimits, RequestSpec, SamplingParams};
+use inflight_engine::{RequestLimits, RequestSpec, SamplingParams, SharedGrammar};
 use inflight_tokenizer::TextPosition;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -66,6 +66,8 @@ pub(crate) struct SequenceTemplate {
     length: Length,
     service: Service,
     pub(crate) text: TextOptions,
+    /// What the output must be; `None`: anything.
+    pub(crate) grammar: Option<SharedGrammar>,
 }
 
 /// What [`SamplingFields`] do not say.
@@ -136,7 +138,8 @@ impl SamplingFields {
             position: around.position,
         };
         let seed = self.seed.map(i64::cast_unsigned);
-        Ok(SequenceTemplate { sampling, seed, length: around.length, service, text })
+        let length = around.length;
+        Ok(SequenceTemplate { sampling, seed, length, service, text, grammar: None })
     }
 }
 
@@ -176,7 +179,7 @@ impl SequenceTemplate {
             min_tokens: self.text.min_tokens,
             stop_token_ids: self.text.stop_token_ids.clone(),
             sampling: SamplingParams { seed, ..self.sampling.clone() },
-            grammar: None,
+            grammar: self.grammar.clone(),
             priority: self.service.priority,
             tenant: self.service.tenant.clone(),
             timeout: self.service.timeout,

@@ -137,6 +137,7 @@ impl ResponseFields {
             only_one_call: self.parallel_tool_calls == Some(false),
             continues_last: false,
             adds_generation_prompt: true,
+            asked: None,
             variables,
         })
     }
