@@ -2,9 +2,9 @@
 //! tokens that may come next.
 //!
 //! Reading order: [`Constraint`] is what callers ask for, [`GrammarCompiler`] turns it into an
-//! engine's grammar, `matcher` follows one output, `vocabulary` is a tokenizer's tokens as
-//! `llguidance` reads them. [`gbnf`] translates llama.cpp's grammars, [`tools`] makes constraints of
-//! tool calls, [`thinking`] lets a model think first.
+//! engine's grammar, `matcher` follows one output, `vocabulary` is a tokenizer's tokens as they are
+//! needed for it. [`gbnf`] translates llama.cpp's grammars, [`tools`] makes constraints of tool
+//! calls, [`thinking`] lets a model think first.
 //!
 //! Invariant: fails closed. What cannot be enforced is refused when it is compiled, and the refusal
 //! names it; nothing is relaxed in silence.

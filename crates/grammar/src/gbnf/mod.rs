@@ -2,10 +2,10 @@
 //!
 //! Reading order: [`ast`] is what a grammar says, [`parse`] reads it, [`emit`] writes Lark.
 //!
-//! `llguidance` splits its input into lexemes, GBNF does not. Whatever holds no recursion therefore
-//! becomes one lexeme, so that its parts are matched as GBNF means them. Between lexemes the longest
-//! match wins: an output is always one that the GBNF grammar accepts, but where lexemes of a
-//! recursive rule could be split in several ways, some that it accepts cannot come.
+//! `llguidance` splits its input into lexemes, GBNF does not. Whatever holds no recursion becomes
+//! one lexeme, so that its parts are matched as GBNF means them. Between lexemes the longest match
+//! wins: an output is always one that the GBNF grammar accepts, but where lexemes of a recursive
+//! rule could be split in several ways, some that it accepts cannot come.
 //!
 //! # Source
 //! llama.cpp's `grammars/README.md`.

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Reading order: [`tools`] (functions that a model may call), [`style`] (what the model's template
-//! knows), [`conversation`] (what is said so far, as a prompt), [`turns`] (its messages), [`constraint`]
-//! (what an answer must be), [`run`] (its answers), [`blocks`] (an answer's parts).
+//! knows), [`conversation`] (what is said so far, as a prompt), [`turns`] (its messages),
+//! [`constraint`] (what an answer must be), [`run`] (its answers), [`blocks`] (an answer's parts).
 
 mod blocks;
 mod constraint;

@@ -78,8 +78,8 @@ pub(crate) fn check_tools(
             return Err(ApiError::invalid(field(index), reason));
         }
         if tool.strict == Some(true) && *choice == ToolChoice::Auto {
-            let reason = "calls that the model may make or not are not held to the schema; leave it \
-                          out, or set tool_choice to \"required\" or to this tool";
+            let reason = "calls that the model may make or not are not held to the schema; leave \
+                          it out, or set tool_choice to \"required\" or to this tool";
             return Err(ApiError::unsupported(format!("{}.strict", field(index)), reason));
         }
     }

@@ -188,7 +188,9 @@ mod tests {
                 Some((Constraint::JsonObject, "response_format")),
             ),
             (
-                json!({ "response_format": { "type": "json_object", "schema": { "type": "integer" } } }),
+                json!({ "response_format": {
+                    "type": "json_object", "schema": { "type": "integer" },
+                } }),
                 Some((schema(), "response_format.schema")),
             ),
             (
