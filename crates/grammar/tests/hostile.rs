@@ -1,5 +1,7 @@
 //! Constraints that were made to cost: each is compiled or refused soon, on a small stack.
 
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
 mod support;
 
 use std::{sync::mpsc, thread, time::Duration};
