@@ -36,7 +36,6 @@ def test_prometheus_accepts_the_metrics(server, client, model):
 
 
 def test_vllms_names_have_its_types(server):
-    types = dict(
-        line.split()[2:] for line in server.request("GET", "/metrics")[2].splitlines() if "# TYPE" in line
-    )
+    lines = server.request("GET", "/metrics")[2].splitlines()
+    types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
     assert {name: types.get(name) for name in VLLM_TYPES} == VLLM_TYPES

@@ -36,7 +36,8 @@ def browser():
 @pytest.fixture(params=["light", "dark"])
 def page(browser, server, request):
     """The page, which must neither complain nor ask anybody but its server."""
-    context = browser.new_context(color_scheme=request.param, viewport={"width": 900, "height": 700})
+    size = {"width": 900, "height": 700}
+    context = browser.new_context(color_scheme=request.param, viewport=size)
     page = context.new_page()
     complaints, asked = [], []
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else 0)
