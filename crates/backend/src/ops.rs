@@ -180,6 +180,28 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// `out = x * weight^T (+ bias)`, or `out += ...`.
     fn matmul(&self, args: Matmul<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
 
+    /// `matmul`, which adds to its output, then `norm` of that output.
+    fn add_matmul_and_norm(
+        &self,
+        matmul: Matmul<'_, Self>,
+        norm: RmsNorm<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        self.matmul(matmul, stream)?;
+        self.rms_norm(norm, stream)
+    }
+
+    /// `out = silu(x * gate^T) * (x * up^T)`, the two matrices one above the other.
+    fn gated_matmul(
+        &self,
+        args: GatedMatmul<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        let GatedMatmul { out, num_rows, len, .. } = args;
+        self.matmul(args.matmul(), stream)?;
+        self.silu_and_mul(args.gate_up, out, num_rows, len, stream)
+    }
+
     /// Normalises (if asked) and rotates queries and keys; writes keys and values to the KV cache.
     fn rope_and_cache(
         &self,
@@ -397,6 +419,31 @@ pub struct Matmul<'a, B: Backend> {
     pub num_rows: usize,
     /// Add to `out` instead of overwriting it (residual connections).
     pub accumulate: bool,
+}
+
+/// Arguments of [`Backend::gated_matmul`].
+#[allow(missing_docs)]
+pub struct GatedMatmul<'a, B: Backend> {
+    /// `[num_rows, cols]`.
+    pub x: &'a B::Buffer,
+    /// `[2 * len, cols]`.
+    pub weight: &'a B::Matrix,
+    /// `[2 * len]`, f32.
+    pub bias: Option<&'a B::Buffer>,
+    /// Room for both products, `[num_rows, 2 * len]`. What is in it afterwards is not said.
+    pub gate_up: &'a B::Buffer,
+    /// `[num_rows, len]`.
+    pub out: &'a B::Buffer,
+    pub num_rows: usize,
+    pub len: usize,
+}
+
+impl<'a, B: Backend> GatedMatmul<'a, B> {
+    /// Both products side by side.
+    pub fn matmul(&self) -> Matmul<'a, B> {
+        let Self { x, weight, bias, gate_up, num_rows, .. } = *self;
+        Matmul { x, weight, bias, out: gate_up, num_rows, accumulate: false }
+    }
 }
 
 /// Arguments of [`Backend::rope_and_cache`].

@@ -16,14 +16,26 @@ constexpr u32 NONE = 0xffffffffu;
 
 // ---- kernels that begin before the one in front of them has ended ----
 
-// Waits until everything enqueued before has finished and its writes are seen; then the next kernel
-// may begin, as far as it does not wait here. Every thread that reads what earlier kernels wrote,
-// or writes at all, calls it first.
-DEVICE void wait_for_earlier_kernels() {
+// Waits until everything enqueued before has finished and its writes are seen. Every thread that
+// reads what earlier kernels wrote, or writes at all, calls it first.
+DEVICE void wait_only() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// When all blocks have called this or ended, the next kernel may begin, as far as it does not wait.
+DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// For kernels that have nothing to do before. As every kernel waits, the next one, and those behind
+// it, may begin at once: what they wait for includes what this one waits for.
+DEVICE void wait_for_earlier_kernels() {
+    let_next_begin();
+    wait_only();
 }
 
 // ---- bf16: the upper half of an f32 ----

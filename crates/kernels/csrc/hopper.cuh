@@ -45,13 +45,13 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
 }
 
 // Stages of a ring, and how often it went round.
-template <u32 STAGES> struct RingPlace {
+template <u32 NUM_STAGES> struct RingPlace {
     u32 stage = 0;
     u32 parity = 0;
 
     DEVICE void advance() {
         stage++;
-        if (stage == STAGES) stage = 0, parity ^= 1;
+        if (stage == NUM_STAGES) stage = 0, parity ^= 1;
     }
 };
 
@@ -98,6 +98,17 @@ DEVICE void copy_box(u32 to, const TensorMap& map, int x, int y, int z, u32 barr
                  : "memory");
 }
 
+// What the L2 cache is to do with what was copied.
+constexpr u64 EVICT_FIRST = 0x12f0000000000000ull;
+constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
+
+DEVICE void copy_box_hinted(u32 to, const TensorMap& map, int x, int y, u32 barrier, u64 hint) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(barrier), "l"(hint)
+                 : "memory");
+}
+
 // ---- products of a warpgroup: d[64 x N] (+)= a[64 x 16] * b[16 x N] ----
 //
 // Operands in shared memory lie in panels of 64 elements (128 bytes) a row, 16-byte chunks
@@ -134,12 +145,16 @@ template <u32 N> DEVICE void pin(float (&d)[N][4]) {
 template <u32 N> struct Product;
 
 #define WG_4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define WG_8(i) WG_4(i), WG_4(i + 1)
 #define WG_16(i) WG_4(i), WG_4(i + 1), WG_4(i + 2), WG_4(i + 3)
 #define WG_32(i) WG_16(i), WG_16(i + 4)
 #define WG_48(i) WG_32(i), WG_16(i + 8)
 #define WG_64(i) WG_32(i), WG_32(i + 8)
 #define WG_128(i) WG_64(i), WG_64(i + 16)
 
+#define WG_NAMES_4 "%0,%1,%2,%3"
+#define WG_NAMES_8 WG_NAMES_4 ",%4,%5,%6,%7"
+#define WG_NAMES_16 WG_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define WG_NAMES_32                                                                               \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"  \
     "%25,%26,%27,%28,%29,%30,%31"
@@ -173,6 +188,9 @@ template <u32 N> struct Product;
         }                                                                                         \
     }
 
+WG_PRODUCT(8, 4, "%4", "%5", "%6", "%7", "%8");
+WG_PRODUCT(16, 8, "%8", "%9", "%10", "%11", "%12");
+WG_PRODUCT(32, 16, "%16", "%17", "%18", "%19", "%20");
 WG_PRODUCT(64, 32, "%32", "%33", "%34", "%35", "%36");
 WG_PRODUCT(96, 48, "%48", "%49", "%50", "%51", "%52");
 WG_PRODUCT(128, 64, "%64", "%65", "%66", "%67", "%68");

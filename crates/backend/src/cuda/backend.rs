@@ -9,7 +9,7 @@ use super::{
     check::check,
     device::{Device, DeviceInfo},
     event::CudaEvent,
-    gemm::{Bias, Gemm, Product},
+    gemm::{Bias, Gemm, Norm, Product},
     graph::{self, CapturedGraph},
     loaded::KernelLoader,
     memory::{CudaBuffer, CudaHostBuffer, Element},
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Backend, BackendError, Ceilings, DeviceBatch, Dtype, Graph, HostTensor, KvDtype, StepCapacity,
     StepShape,
-    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
 /// How the CUDA backend is set up.
@@ -353,6 +353,39 @@ impl Backend for CudaBackend {
 
     fn ceilings(&self) -> Result<Ceilings, BackendError> {
         ceilings::measure(self)
+    }
+
+    fn add_matmul_and_norm(
+        &self,
+        matmul: Matmul<'_, Self>,
+        norm: RmsNorm<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let product = self.product(&matmul);
+        let adds = matmul.accumulate && matmul.out.element() == Element::F32;
+        let (weight, out) = (norm.weight.address(), norm.out.address());
+        let fused = Norm { weight, out, eps: norm.eps };
+        if adds
+            && norm.x.address() == product.out
+            && self.shared.gemm.add_norm(&product, fused, stream)?
+        {
+            return Ok(());
+        }
+        self.matmul(matmul, stream)?;
+        self.rms_norm(norm, stream)
+    }
+
+    fn gated_matmul(
+        &self,
+        args: GatedMatmul<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let both = self.product(&args.matmul());
+        if self.shared.gemm.gated(&Product { out: args.out.address(), ..both }, stream)? {
+            return Ok(());
+        }
+        self.matmul(args.matmul(), stream)?;
+        self.silu_and_mul(args.gate_up, args.out, args.num_rows, args.len, stream)
     }
 
     fn rope_and_cache(

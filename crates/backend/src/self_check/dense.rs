@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Backend, BackendError,
-    ops::{Matmul, RmsNorm},
+    ops::{GatedMatmul, Matmul, RmsNorm},
 };
 
 pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
@@ -26,6 +26,7 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
         let tolerance = if case.f32_out { F32_TOLERANCE } else { BF16_ROUNDING };
         pair.compare(case.name(), &out, &expected, tolerance);
     }
+    fused(pair)?;
     let step = RandomStep::mixed(16);
     let (out, expected) = (embed(&pair.device, &step)?, embed(&pair.reference, &step)?);
     pair.compare("embed", &out, &expected, 0.0);
@@ -127,6 +128,76 @@ fn matmul<B: Backend>(rig: &Rig<'_, B>, case: &MatmulCase) -> Result<Vec<f32>, B
     rig.backend.matmul(args, &rig.stream)?;
     let len = num_rows * rows;
     if f32_out { rig.read_state(&out, len) } else { rig.read_activations(&out, len) }
+}
+
+/// Products with what comes next.
+fn fused<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    for num_rows in [1, 3, 16, 33, 64, 65] {
+        for (len, cols) in [(200, 72), (1536, 576), (416, 4096)] {
+            let name = format!("gated_matmul {num_rows}x{len}x{cols}");
+            let out = gated(&pair.device, num_rows, len, cols)?;
+            let expected = gated(&pair.reference, num_rows, len, cols)?;
+            pair.compare(name, &out, &expected, BF16_TOLERANCE);
+
+            let name = format!("add_matmul_and_norm {num_rows}x{len}x{cols}");
+            let (sums, normed) = add_and_norm(&pair.device, num_rows, len, cols)?;
+            let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, len, cols)?;
+            pair.compare(format!("{name}: sums"), &sums, &expected_sums, F32_TOLERANCE);
+            pair.compare(format!("{name}: norm"), &normed, &expected, BF16_ROUNDING);
+        }
+    }
+    Ok(())
+}
+
+fn gated<B: Backend>(
+    rig: &Rig<'_, B>,
+    num_rows: usize,
+    len: usize,
+    cols: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let half = |seed| tensor(&[len, cols], &normal(seed, len * cols));
+    let weight = rig.backend.load_matrix(&[half(40), half(41)])?;
+    let bias = rig.vector(&normal(42, 2 * len))?;
+    let x = rig.activations(&normal(43, num_rows * cols))?;
+    let (gate_up, out) = (rig.poisoned(2 * num_rows * len)?, rig.poisoned(num_rows * len)?);
+    let args = GatedMatmul {
+        x: &x,
+        weight: &weight,
+        bias: Some(&bias),
+        gate_up: &gate_up,
+        out: &out,
+        num_rows,
+        len,
+    };
+    rig.backend.gated_matmul(args, &rig.stream)?;
+    rig.read_activations(&out, num_rows * len)
+}
+
+/// Sums and their norm.
+fn add_and_norm<B: Backend>(
+    rig: &Rig<'_, B>,
+    num_rows: usize,
+    rows: usize,
+    cols: usize,
+) -> Result<(Vec<f32>, Vec<f32>), BackendError> {
+    let weight = rig.backend.load_matrix(&[tensor(&[rows, cols], &normal(50, rows * cols))])?;
+    let bias = rig.vector(&normal(51, rows))?;
+    let x = rig.activations(&normal(52, num_rows * cols))?;
+    let sums = rig.state(&normal(53, num_rows * rows))?;
+    let (norm_weight, out) = (rig.vector(&normal(54, rows))?, rig.poisoned(num_rows * rows)?);
+    let matmul = Matmul {
+        x: &x,
+        weight: &weight,
+        bias: Some(&bias),
+        out: &sums,
+        num_rows,
+        accumulate: true,
+    };
+    let (x, weight) = (&sums, &norm_weight);
+    let norm = RmsNorm { x, weight, out: &out, num_rows, len: rows, eps: 1e-5 };
+    rig.backend.add_matmul_and_norm(matmul, norm, &rig.stream)?;
+    let len = num_rows * rows;
+    Ok((rig.read_state(&sums, len)?, rig.read_activations(&out, len)?))
 }
 
 fn embed<B: Backend>(rig: &Rig<'_, B>, step: &RandomStep) -> Result<Vec<f32>, BackendError> {

@@ -2,6 +2,7 @@
 
 use super::{
     add_bias::AddBias,
+    add_norm::AddNorm,
     decode_attention::DecodeAttention,
     embed::Embed,
     flat_gemm::{FlatGemm, FlatShape, Ring},
@@ -10,6 +11,7 @@ use super::{
     fp8_quantize::Fp8Quantize,
     gather_sampled::GatherSampled,
     gemv::Gemv,
+    hopper_gemm::{HopperGemm, HopperOp, HopperShape},
     plan_attention::PlanAttention,
     prefill_attention::PrefillAttention,
     prefill_hopper::PrefillHopper,
@@ -21,7 +23,7 @@ use super::{
     track_tokens::TrackTokens,
     unpack::Unpack,
 };
-use crate::{Element, Gpu, Kernel, KernelError, KernelSpec};
+use crate::{Arch, Element, Gpu, Kernel, KernelError, KernelSpec};
 
 /// Head sizes and block sizes that are checked.
 pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
@@ -38,6 +40,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         Unpack.spec(),
         TrackTokens.spec(),
         AddBias.spec(),
+        AddNorm.spec(),
         SiluAndMul.spec(),
         PlanAttention.spec(),
         Sample.spec(),
@@ -69,6 +72,20 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
     }
     for blocks in [false, true] {
         specs.push(Fp8Expand { blocks }.spec());
+    }
+    if gpu.arch == Arch::SM_90A {
+        for num_rows in [8, 16, 32, 64] {
+            for (rows, op) in [
+                (4096, HopperOp::Parts),
+                (5120, HopperOp::Parts),
+                (6144, HopperOp::Parts),
+                (28672, HopperOp::Silu),
+                (24576, HopperOp::Silu),
+            ] {
+                let shape = HopperShape { num_rows, rows, cols: 4096 };
+                specs.push(HopperGemm::new(gpu, shape, op)?.spec());
+            }
+        }
     }
     for head_dim in HEAD_DIMS {
         for block_size in BLOCK_SIZES {

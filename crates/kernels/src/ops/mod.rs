@@ -4,13 +4,15 @@
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
 //! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can),
 //! [`silu_and_mul`], [`gather_sampled`], [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
-//! of very few and of few rows; [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to it,
+//! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`],
+//! or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to it,
 //! [`fp8_expand`] undoes that. [`random_normal`] fills dummy weights.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
 
 pub mod add_bias;
+pub mod add_norm;
 pub mod all;
 pub mod decode_attention;
 pub mod embed;
@@ -20,6 +22,7 @@ pub mod fp8_gemv;
 pub mod fp8_quantize;
 pub mod gather_sampled;
 pub mod gemv;
+pub mod hopper_gemm;
 pub mod plan_attention;
 pub mod prefill_attention;
 pub mod prefill_hopper;

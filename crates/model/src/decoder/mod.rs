@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! hidden = embedding[token_ids]
+//! normed = rms_norm(hidden)
 //! each layer:
-//!   normed   = rms_norm(hidden)
 //!   qkv      = normed * Wqkv (+ bias)          queries, keys, values side by side
 //!   qkv      = rope(qk_norm?(qkv))             keys and values go to the KV cache
 //!   attended = attention(qkv, KV cache)
 //!   hidden  += attended * Wo
 //!   normed   = rms_norm(hidden)
-//!   gate_up  = normed * Wgate_up               both halves side by side
-//!   ffn      = silu(gate) * up
+//!   ffn      = silu(normed * Wgate) * (normed * Wup)
 //!   hidden  += ffn * Wdown
+//!   normed   = rms_norm(hidden)                not after the last layer
 //! logits = rms_norm(hidden[sample_indices]) * Woutput
 //! ```
 
@@ -20,7 +20,7 @@ mod scratch;
 
 use inflight_backend::{
     Backend, BackendError, DeviceBatch, KvLayer, StepShape,
-    ops::{Attention, Matmul, RmsNorm, RopeAndCache},
+    ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache},
 };
 pub use load::LoadProgress;
 pub use scratch::{Scratch, scratch_bytes};
@@ -112,10 +112,16 @@ impl<B: Backend> Decoder<B> {
         assert_eq!(inputs.kv.len(), self.layers.len(), "one KV cache a layer");
         let pass = Pass { config: &self.config, backend, inputs: &inputs, stream };
         let (batch, step) = (inputs.batch, inputs.step);
-        backend.embed(&self.embedding, batch, step, &inputs.scratch.hidden, stream)?;
+        let hidden = &inputs.scratch.hidden;
+        backend.embed(&self.embedding, batch, step, hidden, stream)?;
+        let norms = self.layers.iter().map(|layer| &layer.attention_norm);
+        let mut next_norms = norms.skip(1);
+        if let Some(first) = self.layers.first() {
+            pass.norm(hidden, &first.attention_norm, step.num_tokens)?;
+        }
         for (layer, kv) in self.layers.iter().zip(inputs.kv) {
             pass.attention(layer, kv, &self.rotary_table)?;
-            pass.ffn(layer)?;
+            pass.ffn(layer, next_norms.next())?;
         }
         if step.num_sampled > 0 {
             pass.logits(&self.norm, &self.output)?;
@@ -133,6 +139,7 @@ struct Pass<'a, B: Backend> {
 }
 
 impl<B: Backend> Pass<'_, B> {
+    /// `hidden += attention(normed)`, and `normed = rms_norm(hidden)`.
     fn attention(
         &self,
         layer: &Layer<B>,
@@ -163,20 +170,26 @@ impl<B: Backend> Pass<'_, B> {
             batch,
             step,
         };
-        self.norm(&scratch.hidden, &layer.attention_norm, step.num_tokens)?;
         self.matmul(&scratch.normed, &layer.qkv, &scratch.qkv)?;
         self.backend.rope_and_cache(rope, self.stream)?;
         self.backend.attention(attend, self.stream)?;
-        self.add_matmul(&scratch.attended, &layer.attention_output, &scratch.hidden)
+        self.add(&scratch.attended, &layer.attention_output, Some(&layer.ffn_norm))
     }
 
-    fn ffn(&self, layer: &Layer<B>) -> Result<(), BackendError> {
+    /// `hidden += ffn(normed)`, and `normed = rms_norm(hidden)` for the next layer.
+    fn ffn(&self, layer: &Layer<B>, next_norm: Option<&B::Buffer>) -> Result<(), BackendError> {
         let ForwardInputs { step, scratch, .. } = *self.inputs;
-        let (num_rows, len) = (step.num_tokens, self.config.ffn_size);
-        self.norm(&scratch.hidden, &layer.ffn_norm, num_rows)?;
-        self.matmul(&scratch.normed, &layer.gate_up, &scratch.gate_up)?;
-        self.backend.silu_and_mul(&scratch.gate_up, &scratch.ffn, num_rows, len, self.stream)?;
-        self.add_matmul(&scratch.ffn, &layer.down, &scratch.hidden)
+        let args = GatedMatmul {
+            x: &scratch.normed,
+            weight: &layer.gate_up.weight,
+            bias: layer.gate_up.bias.as_ref(),
+            gate_up: &scratch.gate_up,
+            out: &scratch.ffn,
+            num_rows: step.num_tokens,
+            len: self.config.ffn_size,
+        };
+        self.backend.gated_matmul(args, self.stream)?;
+        self.add(&scratch.ffn, &layer.down, next_norm)
     }
 
     fn logits(&self, norm: &B::Buffer, output: &Linear<B>) -> Result<(), BackendError> {
@@ -198,15 +211,23 @@ impl<B: Backend> Pass<'_, B> {
 
     /// `normed = rms_norm(x)`.
     fn norm(&self, x: &B::Buffer, weight: &B::Buffer, num_rows: usize) -> Result<(), BackendError> {
-        let args = RmsNorm {
+        self.backend.rms_norm(self.norm_args(x, weight, num_rows), self.stream)
+    }
+
+    fn norm_args<'b>(
+        &'b self,
+        x: &'b B::Buffer,
+        weight: &'b B::Buffer,
+        num_rows: usize,
+    ) -> RmsNorm<'b, B> {
+        RmsNorm {
             x,
             weight,
             out: &self.inputs.scratch.normed,
             num_rows,
             len: self.config.hidden_size,
             eps: self.config.rms_norm_eps,
-        };
-        self.backend.rms_norm(args, self.stream)
+        }
     }
 
     /// `out = x * weight^T (+ bias)` for every token.
@@ -219,15 +240,22 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.matmul(self.matmul_args(x, linear, out), self.stream)
     }
 
-    /// `out += x * weight^T (+ bias)` for every token.
-    fn add_matmul(
+    /// `hidden += x * weight^T (+ bias)` for every token, and `normed = rms_norm(hidden)`.
+    fn add(
         &self,
         x: &B::Buffer,
         linear: &Linear<B>,
-        out: &B::Buffer,
+        norm: Option<&B::Buffer>,
     ) -> Result<(), BackendError> {
-        let args = Matmul { accumulate: true, ..self.matmul_args(x, linear, out) };
-        self.backend.matmul(args, self.stream)
+        let hidden = &self.inputs.scratch.hidden;
+        let args = Matmul { accumulate: true, ..self.matmul_args(x, linear, hidden) };
+        match norm {
+            Some(weight) => {
+                let norm = self.norm_args(hidden, weight, args.num_rows);
+                self.backend.add_matmul_and_norm(args, norm, self.stream)
+            }
+            None => self.backend.matmul(args, self.stream),
+        }
     }
 
     fn matmul_args<'b>(

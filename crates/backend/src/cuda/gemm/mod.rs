@@ -8,11 +8,13 @@
 //! [`fp8`]: weights in fp8, which few rows of x meet as they are, and many rounded to fp8 too.
 //! [`problem`]: which products are computed alike. [`descriptor`]: what cuBLASLt is told.
 //! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold
-//! L2. [`store`]: the choices of earlier runs. [`library`]: cuBLASLt alone, to compare with.
+//! L2. [`store`]: the choices of earlier runs. [`hopper`]: products that do what comes next too.
+//! [`library`]: cuBLASLt alone, to compare with.
 
 mod candidates;
 mod descriptor;
 mod fp8;
+mod hopper;
 mod library;
 mod problem;
 mod store;
@@ -25,11 +27,13 @@ use std::{
 };
 
 use cudarc::{cublaslt::sys as lt, driver::sys};
+pub(super) use hopper::Norm;
 use inflight_kernels::{
     Element as KernelElement,
     ops::{
         flat_gemm::{FlatGemm, FlatGemmParams, FlatShape, Ring},
         gemv::{Gemv, GemvParams},
+        hopper_gemm::HopperOp,
     },
 };
 use problem::WeightKind;
@@ -39,6 +43,7 @@ use store::MethodStore;
 use self::{
     descriptor::{Layouts, ProductDescriptor},
     fp8::Fp8Kernels,
+    hopper::HopperGemms,
 };
 use super::{
     by_key::ByKey,
@@ -60,6 +65,7 @@ pub(super) struct Gemm {
     gemv: ByKey<(usize, bool, bool), Loaded<Gemv>>,
     flat: ByKey<FlatGemm, Loaded<FlatGemm>>,
     fp8: Fp8Kernels,
+    hopper: HopperGemms,
     handle: lt::cublasLtHandle_t,
     state: Mutex<State>,
 }
@@ -200,6 +206,7 @@ impl Gemm {
             gemv: ByKey::default(),
             flat: ByKey::default(),
             fp8: Fp8Kernels::default(),
+            hopper: HopperGemms::new(loader),
             handle,
             state: Mutex::new(state),
         })
@@ -268,6 +275,35 @@ impl Gemm {
         let plan = state.plans.get(&Problem::of(product));
         let plan = plan.ok_or_else(|| lost("matmul", "a product was not prepared"))?;
         self.launch(plan, product, stream)
+    }
+
+    /// `out = silu(a) * b` of the halves of `x * weight^T (+ bias)` by one kernel; false if there
+    /// is none for it, and nothing was done.
+    pub(super) fn gated(
+        &self,
+        product: &Product,
+        stream: &CudaStream,
+    ) -> Result<bool, BackendError> {
+        let takes = self.hopper.takes(product, HopperOp::Silu);
+        if takes {
+            self.hopper.gated(product, stream)?;
+        }
+        Ok(takes)
+    }
+
+    /// `out += x * weight^T (+ bias)`, and the norm of `out`; false if there is no kernel for it,
+    /// and nothing was done.
+    pub(super) fn add_norm(
+        &self,
+        product: &Product,
+        norm: Norm,
+        stream: &CudaStream,
+    ) -> Result<bool, BackendError> {
+        let takes = self.hopper.takes(product, HopperOp::Parts);
+        if takes {
+            self.hopper.add_norm(product, Some(norm), stream)?;
+        }
+        Ok(takes)
     }
 
     fn launch(

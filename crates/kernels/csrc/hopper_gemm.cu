@@ -1,0 +1,204 @@
+// x[m, :] . weight[n, :] for up to M rows of x: either the sums, in parts, or SiLU of one half of
+// them times the other. On Hopper, about as fast as the weights can be read.
+//
+// Operands are swapped: rows of the weights fill the long side of the tensor cores' tile, so that x
+// is padded to a multiple of 8 only. A block takes GROUPS * GROUP_ROWS rows of the weights, each
+// group of four warps its own, such that all blocks run at once and end together:
+//
+//   columns    0..63   64..127   128..      a stage: 64 columns of the weights' tile and of x;
+//   stage        0        1        2 ..     STAGES of them are a ring in shared memory
+//
+// With fewer tiles than multiprocessors, blocks along y share the columns of a tile. Each writes
+// its own sums, and the kernel behind, which reads them anyway, adds them up: if blocks waited for
+// each other here, memory would be idle for 3 of 13 us.
+//
+// One thread has everything copied by the tensor memory accelerator. The weights are nobody's
+// result: as many as fill the ring are asked for before earlier kernels have ended.
+//
+// Source: operands swapped and x padded to 8 after FlashDecoding++, 2023; roles of warps as in
+// CUTLASS's kernels for Hopper.
+#include "hopper.cuh"
+
+typedef ElementOf<SILU>::type Out; // bf16, or f32.
+
+constexpr u32 WARPS = 4 * GROUPS; // That multiply; one more copies.
+constexpr u32 THREADS = 32 * WARPS;
+constexpr u32 TILE_ROWS = GROUPS * GROUP_ROWS; // Of the weights.
+constexpr u32 TILE_COLS = 64;
+constexpr u32 ROW_BYTES = 2 * TILE_COLS;
+constexpr u32 WEIGHT_BYTES = TILE_ROWS * ROW_BYTES;
+constexpr u32 STAGE_BYTES = WEIGHT_BYTES + M * ROW_BYTES;
+// Tensor cores take 64 rows of the weights: those beyond a group's are not used, but read.
+constexpr u32 BEYOND = (64 - GROUP_ROWS) * ROW_BYTES;
+constexpr u32 CHUNK = M < 16 ? M : 16; // Rows of x whose sums are written at once.
+constexpr u32 PITCH = TILE_ROWS + 4;   // What a warp writes at once falls into different banks.
+constexpr u32 SUMS_BYTES = 4 * CHUNK * PITCH;
+// SiLU: the first half of a tile's rows is of one half of the weights' rows.
+constexpr u32 HALVES = SILU ? 2 : 1;
+constexpr u32 OUT_ROWS = TILE_ROWS / HALVES;
+static_assert(M % 8 == 0 && GROUP_ROWS % 8 == 0 && GROUP_ROWS <= 64, "whole swizzled patterns");
+static_assert(GROUPS % HALVES == 0, "a group is of one half");
+
+struct Params {
+    TensorMap weight;  // [rows, cols], boxes [TILE_ROWS / HALVES, TILE_COLS]
+    TensorMap x;       // [num_rows, cols], boxes [M, TILE_COLS]
+    const float* bias; // [rows], or null; only of SiLU
+    Out* out;          // [gridDim.y, num_rows, rows], or of SiLU [num_rows, rows / 2]
+    u32 num_rows;
+    u32 rows;
+    u32 cols;
+    u32 reserved;
+};
+
+// The ring in shared memory: stages, then sums to be written, then barriers.
+struct Ring : RingPlace<STAGES> {
+    u32 stages;
+
+    DEVICE explicit Ring(u32 address) : stages(address) {}
+
+    DEVICE u32 at(u32 i) const { return stages + i * STAGE_BYTES; }
+    DEVICE u32 full(u32 i) const {
+        return at(STAGES) + (SUMS_BYTES > BEYOND ? SUMS_BYTES : BEYOND) + 8 * i;
+    }
+    DEVICE u32 empty(u32 i) const { return full(STAGES + i); }
+};
+
+// ---- copying ----
+
+// Weights are read once, x by every block.
+DEVICE void copy_weights(const Params& p, const Ring& ring, u32 block, u32 stage) {
+    barrier_arrive_and_expect(ring.full(stage), STAGE_BYTES);
+#pragma unroll
+    for (u32 half = 0; half < HALVES; half++) {
+        u32 row = half * (p.rows / 2) + blockIdx.x * OUT_ROWS;
+        copy_box_hinted(ring.at(stage) + half * OUT_ROWS * ROW_BYTES, p.weight, block * TILE_COLS,
+                        row, ring.full(stage), EVICT_FIRST);
+    }
+}
+
+DEVICE void copy_x(const Params& p, const Ring& ring, u32 block, u32 stage) {
+    copy_box_hinted(ring.at(stage) + WEIGHT_BYTES, p.x, block * TILE_COLS, 0, ring.full(stage),
+                    EVICT_LAST);
+}
+
+DEVICE void copy_all(const Params& p, Ring ring, u32 begin, u32 end) {
+    u32 filled = min(begin + STAGES, end);
+    for (u32 block = begin; block < filled; block++) copy_weights(p, ring, block, block - begin);
+    wait_only();
+    for (u32 block = begin; block < filled; block++) copy_x(p, ring, block, block - begin);
+    for (u32 block = filled; block < end; block++, ring.advance()) {
+        barrier_wait(ring.empty(ring.stage), ring.parity);
+        copy_weights(p, ring, block, ring.stage);
+        copy_x(p, ring, block, ring.stage);
+    }
+}
+
+// ---- multiplying ----
+
+// sums[i]: of columns (of x's rows) 8 i + 2 (lane % 4) and the next, of rows lane / 4 and that plus
+// 8 of a warp's 16.
+typedef float Sums[M / 8][4];
+
+DEVICE void multiply_stage(Sums& sums, u32 stage) {
+    u64 weights = rows_descriptor(stage + warp_id() / 4 * GROUP_ROWS * ROW_BYTES);
+    u64 x = rows_descriptor(stage + WEIGHT_BYTES);
+    products_begin();
+#pragma unroll
+    for (u32 k = 0; k < TILE_COLS / 16; k++) Product<M>::both(sums, weights + 2 * k, x + 2 * k, 1);
+    products_commit();
+}
+
+DEVICE void multiply_all(Sums& sums, Ring ring, u32 count) {
+    u32 done = 0;
+    for (u32 i = 0; i < count; i++, ring.advance()) {
+        barrier_wait(ring.full(ring.stage), ring.parity);
+        multiply_stage(sums, ring.at(ring.stage));
+        products_wait<1>();
+        if (i > 0 && lane_id() == 0) barrier_arrive(ring.empty(done));
+        done = ring.stage;
+    }
+    products_wait<0>();
+    pin(sums);
+}
+
+// ---- writing ----
+
+DEVICE float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
+DEVICE void store4(float* to, float4 v) { *reinterpret_cast<float4*>(to) = v; }
+DEVICE void store4(bf16* to, float4 v) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+}
+DEVICE float4 add4(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// x / (1 + exp(-x)) * up: saturates at both ends without ever dividing infinities.
+DEVICE float silu_and_mul(float x, float up) { return x / (1.0f + __expf(-x)) * up; }
+
+// Four neighbours of row `m` of the output, from `n` on; `sums` are theirs.
+DEVICE void write4(const Params& p, u32 m, u32 n, const float* sums) {
+    u32 len = p.rows / HALVES;
+    if (m >= p.num_rows || n >= len) return;
+    float4 sum = load4(sums);
+#if SILU
+    float4 up = load4(sums + OUT_ROWS);
+    if (p.bias != nullptr) {
+        sum = add4(sum, load4(p.bias + n));
+        up = add4(up, load4(p.bias + len + n));
+    }
+    sum = make_float4(silu_and_mul(sum.x, up.x), silu_and_mul(sum.y, up.y),
+                      silu_and_mul(sum.z, up.z), silu_and_mul(sum.w, up.w));
+#endif
+    store4(p.out + (u64(blockIdx.y) * p.num_rows + m) * len + n, sum);
+}
+
+// CHUNK rows of x at a time, by way of shared memory so that neighbours of a row of the output are
+// written together.
+DEVICE void write_tile(const Params& p, const Sums& sums, float* shared) {
+    u32 lane = lane_id(), row = warp_id() % 4 * 16 + lane / 4;
+    float* to = shared + lane % 4 * 2 * PITCH + warp_id() / 4 * GROUP_ROWS + row;
+#pragma unroll
+    for (u32 chunk = 0; chunk < M; chunk += CHUNK) {
+        if (chunk > 0) meet(1, THREADS); // What was there has been written.
+#pragma unroll
+        for (u32 i = 0; i < CHUNK; i += 8) {
+            const float(&from)[4] = sums[(chunk + i) / 8];
+            if (row < GROUP_ROWS) to[i * PITCH] = from[0], to[(i + 1) * PITCH] = from[1];
+            if (row + 8 < GROUP_ROWS) {
+                to[i * PITCH + 8] = from[2], to[(i + 1) * PITCH + 8] = from[3];
+            }
+        }
+        meet(1, THREADS);
+        constexpr u32 VECTORS = OUT_ROWS / 4;
+#pragma unroll 2
+        for (u32 i = threadIdx.x; i < CHUNK * VECTORS; i += THREADS) {
+            u32 m = i / VECTORS, n = i % VECTORS * 4;
+            write4(p, chunk + m, blockIdx.x * OUT_ROWS + n, shared + m * PITCH + n);
+        }
+    }
+}
+
+KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ Params p) {
+    extern __shared__ __align__(1024) u8 memory[];
+    Ring ring(shared_address(memory));
+    if (threadIdx.x == THREADS) {
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(ring.full(i), 1);
+            barrier_init(ring.empty(i), WARPS);
+        }
+        barriers_are_ready();
+    }
+    __syncthreads();
+    let_next_begin();
+
+    u32 all = ceil_div(p.cols, TILE_COLS);
+    u32 begin = blockIdx.y * all / gridDim.y, end = (blockIdx.y + 1) * all / gridDim.y;
+    if (warp_id() == WARPS) {
+        if (lane_id() == 0) copy_all(p, ring, begin, end);
+        return;
+    }
+    Sums sums = {};
+    multiply_all(sums, ring, end - begin);
+    wait_only();
+    write_tile(p, sums, reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES));
+}

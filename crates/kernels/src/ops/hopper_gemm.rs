@@ -1,0 +1,242 @@
+//! Matrix products of few rows on Hopper's tensor cores, bound by reading the weights.
+
+use crate::{
+    Arch, Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, Launch, Source, TensorMap,
+};
+
+/// `x * weight^T` for up to as many rows of `x` as it is made for, as [`HopperOp`] says.
+///
+/// A row's sums have the same order whatever the number of rows is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HopperGemm {
+    padded_rows: u32,
+    op: HopperOp,
+    tiling: Tiling,
+    stages: u32,
+}
+
+/// What becomes of the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HopperOp {
+    /// `silu(a) * b` of the first half of the rows of the weights and the second, in bf16.
+    Silu,
+    /// They are written as [`HopperGemm::num_parts`] parts, in f32: what runs next adds them up,
+    /// as [`AddNorm`](super::add_norm::AddNorm) does.
+    Parts,
+}
+
+/// A product's sides, for [`HopperGemm::new`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HopperShape {
+    /// Most rows of `x`, at most [`HopperGemm::MAX_ROWS`].
+    pub num_rows: u32,
+    /// Rows of the weights, of both halves together; a multiple of 8.
+    pub rows: u32,
+    /// A multiple of 8.
+    pub cols: u32,
+}
+
+/// Arguments of [`HopperGemm`].
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+#[allow(missing_docs)]
+pub struct HopperGemmParams {
+    /// Of `[rows, cols]`, bf16, in boxes of [`HopperGemm::weight_box_rows`].
+    pub weight: TensorMap,
+    /// Of `[num_rows, cols]`, bf16, in boxes of [`HopperGemm::x_box_rows`].
+    pub x: TensorMap,
+    /// `[rows]`, f32; 0 without. Only of [`HopperOp::Silu`].
+    pub bias: DevicePtr,
+    /// `[num_rows, rows / 2]`, bf16, or `[num_parts, num_rows, rows]`, f32.
+    pub out: DevicePtr,
+    pub num_rows: u32,
+    pub rows: u32,
+    pub cols: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// How the weights are divided among blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tiling {
+    /// Groups of four warps in a block.
+    groups: u32,
+    /// Rows of the weights that a group takes.
+    group_rows: u32,
+    /// Blocks that share the columns of a tile.
+    num_parts: u32,
+}
+
+impl HopperGemm {
+    /// Most rows of `x`: beyond, reading `x` again for every tile costs too much.
+    pub const MAX_ROWS: u32 = 64;
+    /// Columns of a box, of the weights and of `x`: 128 bytes.
+    pub const BOX_COLS: u32 = 64;
+    /// Most parts of [`HopperOp::Parts`].
+    pub const MAX_PARTS: u32 = 8;
+
+    /// The kernel for products of this shape.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] on a GPU other than Hopper, and unless `num_rows` is 1 to 64.
+    pub fn new(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Result<Self, KernelError> {
+        let unsupported = |reason| KernelError::Unsupported { kernel: "hopper_gemm", reason };
+        if gpu.arch != Arch::SM_90A {
+            return Err(unsupported(format!("it is for sm_90a, not {}", gpu.arch.name())));
+        }
+        if !(1..=Self::MAX_ROWS).contains(&shape.num_rows) {
+            let reason = format!("{} rows: it takes 1 to {}", shape.num_rows, Self::MAX_ROWS);
+            return Err(unsupported(reason));
+        }
+        let padded_rows = shape.num_rows.next_power_of_two().max(8);
+        let tiling = Tiling::best(gpu, shape, op);
+        let mut kernel = Self { padded_rows, op, tiling, stages: 0 };
+        let room = gpu.smem_per_block - kernel.fixed_smem();
+        kernel.stages = (room / (kernel.stage_bytes() + 16)).min(Self::MAX_STAGES);
+        Ok(kernel)
+    }
+
+    /// Rows of a box of the weights.
+    pub const fn weight_box_rows(&self) -> u32 {
+        self.tiling.out_rows(self.op)
+    }
+
+    /// Rows of a box of `x`.
+    pub const fn x_box_rows(&self) -> u32 {
+        self.padded_rows
+    }
+
+    /// Parts of the sums.
+    pub const fn num_parts(&self) -> u32 {
+        self.tiling.num_parts
+    }
+
+    const MAX_STAGES: u32 = 12;
+
+    const fn stage_bytes(&self) -> u32 {
+        2 * Self::BOX_COLS * (self.tiling.groups * self.tiling.group_rows + self.padded_rows)
+    }
+
+    /// Shared memory besides the ring: sums on their way out.
+    fn fixed_smem(&self) -> u32 {
+        let Tiling { groups, group_rows, .. } = self.tiling;
+        let sums = 4 * self.padded_rows.min(16) * (groups * group_rows + 4);
+        sums.max((64 - group_rows) * 2 * Self::BOX_COLS)
+    }
+}
+
+impl Tiling {
+    /// The one that promises most: few multiprocessors idle, few parts, large tiles. It does not
+    /// depend on the rows of `x`, so that sums do not either.
+    fn best(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Self {
+        let blocks_of_columns = shape.cols.div_ceil(HopperGemm::BOX_COLS);
+        let groups: &[u32] = if op == HopperOp::Silu { &[4, 2] } else { &[3, 2] };
+        let most_parts = if op == HopperOp::Silu { 1 } else { HopperGemm::MAX_PARTS };
+        let parts = 1..=most_parts.min(blocks_of_columns.max(1));
+        let all = groups.iter().flat_map(|groups| [64, 56, 48].map(|rows| (*groups, rows)));
+        let all = all.flat_map(|(groups, group_rows)| {
+            parts.clone().map(move |num_parts| Self { groups, group_rows, num_parts })
+        });
+        all.max_by_key(|tiling| tiling.promise(gpu, shape, op)).expect("some are tried")
+    }
+
+    /// Per mille of all multiprocessors' time that goes into rows that exist, less what was seen to
+    /// be lost on an H200 with many parts (a percent each) and with small tiles, for each of which
+    /// `x` is read again.
+    fn promise(&self, gpu: &Gpu, shape: HopperShape, op: HopperOp) -> i64 {
+        let blocks = self.num_tiles(shape.rows, op) * self.num_parts;
+        let turns = blocks.div_ceil(gpu.num_sms) * gpu.num_sms;
+        let tile_rows = self.groups * self.group_rows;
+        let taken = i64::from(turns) * i64::from(tile_rows);
+        let used = 1000 * i64::from(shape.rows) * i64::from(self.num_parts) / taken.max(1);
+        used - 10 * i64::from(self.num_parts) - 6000 / i64::from(tile_rows)
+    }
+
+    const fn out_rows(&self, op: HopperOp) -> u32 {
+        match op {
+            HopperOp::Silu => self.groups * self.group_rows / 2,
+            HopperOp::Parts => self.groups * self.group_rows,
+        }
+    }
+
+    fn num_tiles(&self, rows: u32, op: HopperOp) -> u32 {
+        let out_rows = if op == HopperOp::Silu { rows / 2 } else { rows };
+        out_rows.div_ceil(self.out_rows(op))
+    }
+}
+
+impl Kernel for HopperGemm {
+    type Params = HopperGemmParams;
+
+    fn spec(&self) -> KernelSpec {
+        let text = include_str!("../../csrc/hopper_gemm.cu");
+        KernelSpec {
+            source: Source { file: "hopper_gemm.cu", text },
+            entry: "hopper_gemm",
+            defines: vec![
+                ("M", self.padded_rows),
+                ("GROUPS", self.tiling.groups),
+                ("GROUP_ROWS", self.tiling.group_rows),
+                ("STAGES", self.stages),
+                ("SILU", u32::from(self.op == HopperOp::Silu)),
+            ],
+            dynamic_smem: self.stages * (self.stage_bytes() + 16) + self.fixed_smem(),
+            params_bytes: size_of::<HopperGemmParams>(),
+            budget: Budget { registers: 112, static_smem: 0 },
+        }
+    }
+
+    fn launch(&self, params: &HopperGemmParams) -> Launch {
+        let tiles = self.tiling.num_tiles(params.rows, self.op);
+        let threads = 128 * self.tiling.groups + 32;
+        Launch { grid: [tiles, self.tiling.num_parts, 1], block: [threads, 1, 1] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(num_rows: u32, rows: u32, cols: u32, op: HopperOp) -> HopperGemm {
+        HopperGemm::new(&Gpu::H200, HopperShape { num_rows, rows, cols }, op).unwrap()
+    }
+
+    #[test]
+    fn the_matrices_of_an_8b_model_take_nearly_all_multiprocessors_once() {
+        for (rows, cols, op, groups, group_rows, num_parts) in [
+            (6144, 4096, HopperOp::Parts, 3, 48, 3),
+            (4096, 4096, HopperOp::Parts, 2, 64, 4),
+            (4096, 14336, HopperOp::Parts, 2, 64, 4),
+            (28672, 4096, HopperOp::Silu, 4, 56, 1),
+        ] {
+            let kernel = kernel(32, rows, cols, op);
+            assert_eq!(kernel.tiling, Tiling { groups, group_rows, num_parts });
+            assert!((128..=132).contains(&(kernel.tiling.num_tiles(rows, op) * num_parts)));
+        }
+    }
+
+    #[test]
+    fn tiles_cover_all_rows_and_fit_shared_memory() {
+        for num_rows in [1, 8, 9, 33, 64] {
+            for rows in [8, 72, 640, 1000, 5120, 22016, 49152] {
+                for (cols, op) in [(72, HopperOp::Parts), (4096, HopperOp::Silu)] {
+                    let kernel = kernel(num_rows, rows, cols, op);
+                    let halves = if op == HopperOp::Silu { 2 } else { 1 };
+                    let tiles = kernel.tiling.num_tiles(rows, op);
+                    assert!(tiles * kernel.weight_box_rows() * halves >= rows);
+                    assert!(kernel.weight_box_rows() <= 256 && kernel.stages >= 2);
+                    assert!(kernel.spec().dynamic_smem <= Gpu::H200.smem_per_block);
+                    assert!(kernel.num_parts() <= cols.div_ceil(64));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_gpus_and_too_many_rows_are_refused() {
+        let shape = |num_rows| HopperShape { num_rows, rows: 4096, cols: 4096 };
+        for (gpu, num_rows) in [(Gpu::A100, 8), (Gpu::H200, 0), (Gpu::H200, 65)] {
+            assert!(HopperGemm::new(&gpu, shape(num_rows), HopperOp::Parts).is_err());
+        }
+    }
+}
