@@ -2,13 +2,16 @@
 //!
 //! Reading order: [`configs`] (shapes of well-known models), [`offline`] (many requests at once),
 //! [`report`] (what that run's figures are), [`loop_check`] (the loop gives the same tokens with
-//! overlap as without), [`bandwidth`] (what the memory can do), [`kernels`] (every operator alone).
+//! overlap as without), [`batching`] (what batching gains), [`bandwidth`] (what the memory can do),
+//! [`kernels`] (every operator alone).
 //!
 //! Invariant: measures by what the engine tells of itself; nothing here is on the engine's way.
 //! Invariant: reads no arguments and no environment.
 
 mod bandwidth;
+pub mod batching;
 mod configs;
+mod gate;
 mod kernels;
 mod loop_check;
 mod offline;

@@ -16,6 +16,8 @@ use inflight_engine::{
     StepRecord, TokenSink, Update,
 };
 
+use crate::gate::Gate;
+
 /// Records that wait to be taken; they are taken every [`POLL`].
 const MAX_WAITING_RECORDS: usize = 1 << 16;
 /// How often progress is shown and records are taken.
@@ -229,46 +231,5 @@ impl TokenSink for Collector {
             }
         };
         self.answers.send((self.request, answer)).map_err(|_| SinkClosed)
-    }
-}
-
-/// Holds the engine between two steps until everything was submitted, so that its first step sees
-/// all requests: with overlap on and off they then meet the same schedule.
-///
-/// It is a request of one token whose final message does not return. No product may do that; here
-/// nobody else waits.
-struct Gate {
-    open: Sender<()>,
-}
-
-struct GateSink {
-    reached: Sender<()>,
-    opened: Receiver<()>,
-}
-
-impl Gate {
-    /// Returns when the engine stands at the gate.
-    fn close(handle: &EngineHandle) -> Result<Self> {
-        let spec = RequestSpec { prompt: vec![0], max_tokens: Some(1), ..RequestSpec::default() };
-        let (reached, is_reached) = mpsc::channel();
-        let (open, opened) = mpsc::channel();
-        let sink = GateSink { reached, opened };
-        handle.submit(handle.limits().validate(spec)?, Box::new(sink))?;
-        is_reached.recv().context("the engine stopped while it warmed up")?;
-        Ok(Self { open })
-    }
-
-    fn open(self) -> Result<()> {
-        self.open.send(()).context("the engine stopped while requests were submitted")
-    }
-}
-
-impl TokenSink for GateSink {
-    fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
-        if let Update::Finished(_) = update {
-            // A gate that nobody opens any more is open.
-            let _ = self.reached.send(()).map(|()| self.opened.recv());
-        }
-        Ok(())
     }
 }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use inflight_backend::Backend;
 use inflight_bench::{
-    DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, WAITS_DEFINITION, run_offline,
+    BuiltInConfig, DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, WAITS_DEFINITION,
+    run_offline,
 };
 use inflight_engine::{EngineConfig, SamplingParams};
 use inflight_model::ModelFiles;
@@ -16,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice, PolicyArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
+use crate::bench_batching::bench_batching;
 use crate::bench_kernels::bench_kernels;
 use crate::device::{Chosen, choose};
 use crate::models::ModelArgument;
@@ -28,6 +30,7 @@ use crate::summary::Summary;
 pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Offline(args) => offline(args),
+        BenchCommand::Batching(args) => bench_batching(args),
         BenchCommand::Kernels(args) => bench_kernels(args),
     }
 }
@@ -90,17 +93,25 @@ fn compare(runs: &[Measured], same_tokens: Option<bool>) -> Result<()> {
     Ok(())
 }
 
+/// The model to measure, and its name.
+pub(crate) fn open_measured(
+    config: Option<BuiltInConfig>,
+    model: &str,
+    args: &EngineArgs,
+) -> Result<(String, ModelFiles)> {
+    let (name, files) = match config {
+        Some(config) => (config.name().to_owned(), config.dummy(args.seed)?),
+        None => {
+            let model = ModelArgument::parse(model)?.fetch(is_watched(args.no_progress))?;
+            (model.name.clone(), open(&model, args)?)
+        }
+    };
+    Ok((name, quantized(files, args)))
+}
+
 impl<'a> Experiment<'a> {
     fn new(args: &'a OfflineArgs) -> Result<Self> {
-        let (name, files) = match args.config {
-            Some(config) => (config.name().to_owned(), config.dummy(args.engine.seed)?),
-            None => {
-                let show_progress = is_watched(args.engine.no_progress);
-                let model = ModelArgument::parse(&args.model)?.fetch(show_progress)?;
-                (model.name.clone(), open(&model, &args.engine)?)
-            }
-        };
-        let files = quantized(files, &args.engine);
+        let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
         let mut engine_args = args.engine.clone();
         if engine_args.max_model_len.is_none() {
             let len = args.input_len.saturating_add(args.output_len.get());
@@ -202,7 +213,7 @@ impl UseEngine for Measure<'_> {
     }
 }
 
-fn engine_json(config: &EngineConfig) -> Value {
+pub(crate) fn engine_json(config: &EngineConfig) -> Value {
     json!({
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,

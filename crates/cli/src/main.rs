@@ -19,6 +19,7 @@ mod answer;
 mod args;
 mod assembly;
 mod bench;
+mod bench_batching;
 mod bench_kernels;
 mod chat;
 mod device;

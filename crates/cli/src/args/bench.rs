@@ -8,6 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use inflight_backend::Dtype;
 use inflight_bench::BuiltInConfig;
 
+use super::batching::{BATCHING_EXAMPLES, BatchingArgs};
 use super::{DeviceChoice, EngineArgs, MODEL_HELP, PolicyArgs};
 
 const OFFLINE_EXAMPLES: &str = "\
@@ -43,7 +44,12 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Many requests at once, without a server: token ids in and out, ended by length alone
     #[command(after_help = OFFLINE_EXAMPLES)]
-    Offline(OfflineArgs),
+    Offline(Box<OfflineArgs>),
+
+    /// What batching at every step gains over batches that run to their end, as Anyscale measured
+    /// it, and what latency costs under load
+    #[command(after_help = BATCHING_EXAMPLES)]
+    Batching(Box<BatchingArgs>),
 
     /// Every operator alone at a model's sizes: time, rates, share of what the device could do
     #[command(after_help = KERNELS_EXAMPLES)]
@@ -196,7 +202,7 @@ pub(crate) enum OverlapChoice {
 }
 
 /// Built-in configurations by their names.
-fn built_in() -> impl TypedValueParser<Value = BuiltInConfig> {
+pub(super) fn built_in() -> impl TypedValueParser<Value = BuiltInConfig> {
     let find = |name: String| BuiltInConfig::ALL.into_iter().find(|c| c.name() == name);
     let names = PossibleValuesParser::new(BuiltInConfig::ALL.map(BuiltInConfig::name));
     names.map(move |name| find(name).expect("the parser lets only their names through"))

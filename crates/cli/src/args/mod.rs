@@ -3,6 +3,7 @@
 //! Here: commands and what only they have. [`engine`]: how models are loaded and run, which all
 //! commands share. [`policy`]: who runs when. [`bench`]: experiments.
 
+mod batching;
 mod bench;
 mod engine;
 mod policy;
@@ -11,6 +12,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use batching::{BatchingArgs, BatchingExperiment};
 pub(crate) use bench::{BenchArgs, BenchCommand, KernelsArgs, OfflineArgs, OverlapChoice};
 pub(crate) use engine::{
     DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, StepArgs, Switch,
