@@ -77,6 +77,7 @@ mod config;
 mod decision;
 mod error;
 mod gate;
+mod id_map;
 mod integrity;
 mod lapse;
 mod latency;

@@ -148,7 +148,8 @@ impl Scheduler {
             ids.sort_by_key(|&id| self.accounts.service(self.sequence(id).account));
         }
         for (i, &id) in ids.iter().enumerate() {
-            let len = self.prompt_share(id, draft, ids.len() - i);
+            let num_prompts = ids.len() - i + self.waiting.len();
+            let len = self.prompt_share(id, draft, num_prompts);
             if len == 0 {
                 return;
             }

@@ -17,10 +17,12 @@ impl Scheduler {
     pub(crate) fn prompt_share(&self, id: SequenceId, draft: &Draft, num_prompts: usize) -> usize {
         let left = draft.prompt_tokens_left;
         let num_uncomputed = self.sequence(id).num_uncomputed();
+        // Who needs most of it cannot make the others late, too.
+        let most = if num_prompts > 1 { left / 2 } else { left };
         let needed = match self.num_steps_to_target(id) {
             None => num_uncomputed,
             Some(0) => (left / num_prompts.max(1)).max(LEAST_SHARE),
-            Some(num_steps) => num_uncomputed.div_ceil(num_steps).max(LEAST_SHARE),
+            Some(num_steps) => num_uncomputed.div_ceil(num_steps).min(most).max(LEAST_SHARE),
         };
         needed.min(num_uncomputed).min(left)
     }

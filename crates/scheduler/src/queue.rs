@@ -81,11 +81,20 @@ impl WaitingQueue {
         }
         // Of tenants with equal service, the one that has less running.
         let due = |account: AccountId| (accounts.service(account), accounts.num_running(account));
-        let heads = self.by_tenant.iter().filter_map(|(&account, ids)| {
-            let (&arrival, &id) = ids.iter().find(|&(_, &id)| !wait(id))?;
-            Some((due(account), arrival, id))
+        let key = |account: AccountId, arrival: u64| (due(account), arrival);
+        let first = self.by_tenant.iter().filter_map(|(&account, ids)| {
+            let (&arrival, &id) = ids.first_key_value()?;
+            Some((key(account, arrival), id))
         });
-        heads.min().map(|(_, _, id)| id)
+        let first = first.min().map(|(_, id)| id)?;
+        if !wait(first) {
+            return Some(first);
+        }
+        let others = self.by_tenant.iter().filter_map(|(&account, ids)| {
+            let (&arrival, &id) = ids.iter().find(|&(_, &id)| !wait(id))?;
+            Some((key(account, arrival), id))
+        });
+        others.min().map(|(_, id)| id)
     }
 
     /// All, those of each tenant together.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use inflight_kv_cache::{BlockHash, BlockTable, KvCache, SwapSpace, blocks_for};
 
 use crate::batch::Batch;
+use crate::id_map::IdMap;
 use crate::lapse::Lapses;
 use crate::latency::LatencyControl;
 use crate::moves::MoveQueue;
@@ -30,7 +31,7 @@ pub struct Scheduler {
     pub(crate) now: Duration,
     /// Every sequence that has not ended. Looked up by id and, but for integrity checks, never
     /// walked, so that its order cannot matter.
-    pub(crate) sequences: HashMap<SequenceId, Sequence>,
+    pub(crate) sequences: IdMap<Sequence>,
     /// The queue; preempted sequences return to it.
     pub(crate) waiting: WaitingQueue,
     /// Sequences that hold blocks, by rank.
@@ -74,7 +75,7 @@ impl Scheduler {
         Ok(Self {
             policy: Policy::default(),
             now: Duration::ZERO,
-            sequences: HashMap::new(),
+            sequences: IdMap::default(),
             waiting: WaitingQueue::default(),
             running: Vec::new(),
             cache: KvCache::new(num_blocks, config.memory.prefix_caching),
