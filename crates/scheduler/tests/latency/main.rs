@@ -112,9 +112,10 @@ proptest! {
         let mut jobs = vec![decode; num_decodes];
         jobs.push(Job { at_s: 0.8, prompt_len: 16_384, max_tokens: 1, tenant: "a" });
         let report = run(with_target(target_ms), noise, &jobs);
-        // No step with a chunk is shorter than this: below, the target is kept on average.
+        // No step with a chunk is shorter than this. Near it there is no room for noise, and below
+        // it the target is kept on average.
         let least_ms = least_chunk_step_ms(num_decodes, 1100, 16_384) * (1.0 + noise);
-        if target_ms > 1.2 * least_ms {
+        if target_ms > 1.5 * least_ms {
             let p99 = report.itl_ms(0..num_decodes, 0.99);
             prop_assert!(p99 <= 1.02 * target_ms, "p99 is {} ms", p99);
         } else {
