@@ -1,4 +1,5 @@
-//! How long planning a batch takes: `cargo run --release -p inflight-scheduler --example plan_time`.
+//! How long planning a batch takes:
+//! `cargo run --release -p inflight-scheduler --example plan_time`.
 //!
 //! Every row decodes, a thousand more sequences wait, and one sequence in 64 ends and is replaced
 //! in each step, as under load. Prints the median and the 99th percentile of `plan` alone.

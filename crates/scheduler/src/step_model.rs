@@ -47,8 +47,8 @@ const KNEE: f64 = 256.0;
 const NUM_TERMS: usize = 7;
 /// What turns loads into numbers near one, so that the sums keep their digits.
 const SCALE: [f64; NUM_TERMS] = [1.0, 1e-2, 1e-3, 1e-2, 1e-5, 1e-7, 1.0];
-/// Classes of steps by the logarithm of their tokens, with and without chunks. Each remembers on its
-/// own, so that thousands of decodes do not wipe out what was learned from chunks.
+/// Classes of steps by the logarithm of their tokens, with and without chunks. Each remembers on
+/// its own, so that thousands of decodes do not wipe out what was learned from chunks.
 const NUM_CLASSES: usize = 2 * NUM_SIZES;
 const NUM_SIZES: usize = 18;
 /// Steps that a class remembers, newer ones weighing more.
