@@ -256,11 +256,13 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         Err(BackendError::Unsupported(format!("{}: no library", self.description())))
     }
 
-    /// Measures what the hardware can do at best; takes some tenths of a second.
+    /// Measures what the hardware can do at best, with weights stored as `weights`; takes some
+    /// tenths of a second.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] where that means nothing.
-    fn ceilings(&self) -> Result<Ceilings, BackendError> {
+    fn ceilings(&self, weights: Dtype) -> Result<Ceilings, BackendError> {
+        let _ = weights;
         Err(BackendError::Unsupported(format!("{}: no ceilings", self.description())))
     }
 

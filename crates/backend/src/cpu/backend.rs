@@ -19,7 +19,8 @@ use super::{
     stream::{CpuStream, Fault},
 };
 use crate::{
-    Backend, BackendError, Ceilings, DeviceBatch, HostTensor, KvDtype, OutputLayout, StepShape,
+    Backend, BackendError, Ceilings, DeviceBatch, Dtype, HostTensor, KvDtype, OutputLayout,
+    StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };
@@ -321,8 +322,8 @@ impl Backend for CpuBackend {
         })
     }
 
-    fn ceilings(&self) -> Result<Ceilings, BackendError> {
-        Ok(kernels::measure_ceilings(self.device.cores()))
+    fn ceilings(&self, weights: Dtype) -> Result<Ceilings, BackendError> {
+        Ok(kernels::measure_ceilings(self.device.cores(), weights))
     }
 
     fn rope_and_cache(

@@ -351,7 +351,7 @@ impl Backend for CudaBackend {
         self.shared.gemm.enqueue_by_library(&product, stream)
     }
 
-    fn ceilings(&self) -> Result<Ceilings, BackendError> {
+    fn ceilings(&self, _: Dtype) -> Result<Ceilings, BackendError> {
         ceilings::measure(self)
     }
 

@@ -47,7 +47,8 @@ pub fn measure_kernels<B: Backend>(
     workload: &KernelWorkload,
     progress: &mut dyn FnMut(&OperatorTiming),
 ) -> Result<KernelReport> {
-    let ceilings = backend.ceilings().context("what the device could do at best")?;
+    let ceilings = backend.ceilings(workload.weights);
+    let ceilings = ceilings.context("what the device could do at best")?;
     let stopwatch = Stopwatch::new(backend)?;
     let layers = Layers::new(backend, &workload.config, workload.weights)?;
     let mut operators = Vec::new();

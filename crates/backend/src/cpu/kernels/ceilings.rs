@@ -6,7 +6,7 @@ use super::{
     Cores,
     lanes::{Kernel, Lanes, dispatch},
 };
-use crate::Ceilings;
+use crate::{Ceilings, Dtype, cpu::simd::SimdLevel};
 
 /// Floats that are read: 256 MiB, more than caches hold.
 const NUM_FLOATS: usize = 64 << 20;
@@ -15,9 +15,10 @@ const ROUNDS: usize = 1 << 20;
 /// The best of so many counts, since others' work only slows.
 const NUM_REPEATS: usize = 5;
 
-/// Measures with all cores.
-pub(crate) fn measure_ceilings(cores: Cores<'_>) -> Ceilings {
+/// Measures with all cores; arithmetic by the instructions that suit `weights` best.
+pub(crate) fn measure_ceilings(cores: Cores<'_>, weights: Dtype) -> Ceilings {
     let Cores { pool, simd } = cores;
+    let unit = Unit::of(weights, simd);
     let num_threads = pool.num_threads();
     let floats = vec![1.0_f32; NUM_FLOATS];
     let share = NUM_FLOATS / num_threads;
@@ -29,16 +30,116 @@ pub(crate) fn measure_ceilings(cores: Cores<'_>) -> Ceilings {
     });
     let multiply_s = best_s(|| {
         pool.run(num_threads, |_| {
-            std::hint::black_box(dispatch(simd, Multiply));
+            unit.multiply(simd);
         });
     });
     let num_bytes = num_threads * share * size_of::<f32>();
-    let num_operations = num_threads * dispatch(simd, CountOperations);
+    let num_operations = num_threads * unit.num_operations(simd);
     Ceilings {
         bytes_per_s: num_bytes as f64 / read_s,
         operations_per_s: num_operations as f64 / multiply_s,
         bytes_by: "reading",
-        operations_by: "f32 multiply-adds; dot products of codes or of bf16 may do more",
+        operations_by: unit.name(),
+    }
+}
+
+/// Instructions that multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// Multiply-adds of f32.
+    F32,
+    /// Dot products of pairs of bf16.
+    Bf16,
+    /// Dot products of four codes of eight bits.
+    Codes,
+}
+
+impl Unit {
+    /// The best for such weights that this processor has at this level.
+    #[cfg(target_arch = "x86_64")]
+    fn of(weights: Dtype, simd: SimdLevel) -> Self {
+        let has_avx512 = simd >= SimdLevel::Avx512;
+        match weights {
+            Dtype::F32 | Dtype::F16 | Dtype::F8E4M3 => Self::F32,
+            Dtype::BF16 if has_avx512 && is_x86_feature_detected!("avx512bf16") => Self::Bf16,
+            Dtype::BF16 => Self::F32,
+            _ if has_avx512 && is_x86_feature_detected!("avx512vnni") => Self::Codes,
+            _ => Self::F32,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn of(_: Dtype, _: SimdLevel) -> Self {
+        Self::F32
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "multiply-adds of f32 in registers",
+            Self::Bf16 => "dot products of bf16 in vector registers",
+            Self::Codes => "dot products of codes in vector registers",
+        }
+    }
+
+    /// Multiplications and additions of [`Unit::multiply`].
+    fn num_operations(self, simd: SimdLevel) -> usize {
+        let of_a_register = match self {
+            Self::F32 => 2 * dispatch(simd, CountLanes),
+            Self::Bf16 => 2 * 32,
+            Self::Codes => 2 * 64,
+        };
+        of_a_register * REGISTERS * ROUNDS
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn multiply(self, simd: SimdLevel) {
+        match self {
+            Self::F32 => drop(std::hint::black_box(dispatch(simd, Multiply))),
+            // SAFETY: `of` found the instructions.
+            Self::Bf16 => unsafe { registers::dots_of_bf16() },
+            // SAFETY: as above.
+            Self::Codes => unsafe { registers::dots_of_codes() },
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn multiply(self, simd: SimdLevel) {
+        std::hint::black_box(dispatch(simd, Multiply));
+    }
+}
+
+/// Instructions that [`Lanes`] does not have.
+#[cfg(target_arch = "x86_64")]
+mod registers {
+    use std::{arch::x86_64::*, hint::black_box};
+
+    use super::{REGISTERS, ROUNDS};
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub(super) fn dots_of_codes() {
+        let (a, b) = (_mm512_set1_epi8(black_box(3)), _mm512_set1_epi8(black_box(1)));
+        let mut sums = [a; REGISTERS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(super) fn dots_of_bf16() {
+        const ONE: i32 = 0x3f80_3f80;
+        let pair = _mm512_set1_epi32(black_box(ONE));
+        // SAFETY: both are 512 bits, all of which are numbers.
+        let pair: __m512bh = unsafe { std::mem::transmute(pair) };
+        let mut sums = [_mm512_set1_ps(black_box(0.0)); REGISTERS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, pair, pair);
+            }
+        }
+        black_box(sums);
     }
 }
 
@@ -93,14 +194,32 @@ impl Kernel for Multiply {
     }
 }
 
-/// Multiplications and additions of [`Multiply`].
-struct CountOperations;
+/// Numbers in a register.
+struct CountLanes;
 
-impl Kernel for CountOperations {
+impl Kernel for CountLanes {
     type Output = usize;
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) -> usize {
-        2 * L::N * REGISTERS * ROUNDS
+        L::N
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::pool::ThreadPool;
+
+    /// No machine reads or multiplies ten thousand times faster or slower than those of our time.
+    #[test]
+    fn ceilings_are_of_a_credible_size() {
+        let pool = ThreadPool::new(1).unwrap();
+        for weights in [Dtype::F32, Dtype::BF16, Dtype::Q4_1] {
+            let cores = Cores { pool: &pool, simd: SimdLevel::detect() };
+            let ceilings = measure_ceilings(cores, weights);
+            assert!((1e7..1e13).contains(&ceilings.bytes_per_s), "{ceilings:?}");
+            assert!((1e7..1e14).contains(&ceilings.operations_per_s), "{ceilings:?}");
+        }
     }
 }
