@@ -31,6 +31,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     config.tool_format = tool_format(args.tool_call_parser);
     config.splits_reasoning = args.reasoning_parser == ReasoningParser::Auto;
     config.orders_by_priority = args.policy.scheduling_policy == OrderChoice::Priority;
+    config.stall_timeout = Duration::from_secs(args.stall_timeout);
     config.shutdown_timeout = Duration::from_secs(args.shutdown_timeout);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

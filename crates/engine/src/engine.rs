@@ -312,6 +312,7 @@ impl<B: Backend> Engine<B> {
         (record.stage, record.launch) = (stage, launch);
         let computed = step.num_tokens as u64;
         self.stats.num_steps.fetch_add(1, Ordering::Relaxed);
+        self.stats.note_progress();
         self.stats.num_computed_tokens.fetch_add(computed, Ordering::Relaxed);
         Ok(InFlight { io: id, batch, step, num_output_words, late, is_drawn, record })
     }
@@ -406,6 +407,7 @@ impl<B: Backend> Engine<B> {
         let (waited, blocked) = self.timed(wait);
         waited?;
         record.blocked = blocked;
+        self.stats.note_progress();
         self.note_step_time(&batch, &record);
         record.collect = self.timed(|engine| engine.collect_rows(io, &batch)).1;
         Ok(self.clock.send(&self.backend, self.io.get(io), record)?)

@@ -1,11 +1,11 @@
 //! The callers' side of the engine.
 
 use std::sync::{
-    Arc,
+    Arc, LazyLock,
     atomic::{AtomicU64, AtomicUsize, Ordering},
     mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
 };
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use inflight_scheduler::Policy;
 
@@ -141,6 +141,24 @@ pub struct EngineStats {
     pub num_generated_tokens: AtomicU64,
     /// Sequences that gave way to others and are computed again.
     pub num_preemptions: AtomicU64,
+    /// When the engine last got on, or got something to do: milliseconds since [`ORIGIN`].
+    progress_ms: AtomicU64,
+}
+
+/// Where all engines' clocks of progress begin.
+static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+impl EngineStats {
+    /// Notes that a step was launched or collected, or that an idle engine got something to do.
+    pub(crate) fn note_progress(&self) {
+        let now_ms = u64::try_from(ORIGIN.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.progress_ms.fetch_max(now_ms, Ordering::Relaxed);
+    }
+
+    fn since_progress(&self) -> Duration {
+        let progress = Duration::from_millis(self.progress_ms.load(Ordering::Relaxed));
+        ORIGIN.elapsed().saturating_sub(progress)
+    }
 }
 
 impl EngineHandle {
@@ -157,6 +175,12 @@ impl EngineHandle {
     /// Requests running or waiting.
     pub fn num_outstanding(&self) -> usize {
         self.outstanding.load(Ordering::Acquire)
+    }
+
+    /// For how long there has been work and no step was launched or collected.
+    pub fn stalled_for(&self) -> Duration {
+        let has_work = self.num_outstanding() > 0;
+        if has_work { self.stats.since_progress() } else { Duration::ZERO }
     }
 
     /// Accepts a request or refuses it at once.
@@ -219,6 +243,9 @@ impl EngineHandle {
     }
 
     fn take_ticket(&self) -> Option<Ticket> {
+        if self.num_outstanding() == 0 {
+            self.stats.note_progress();
+        }
         let taken = self.outstanding.fetch_add(1, Ordering::AcqRel);
         let ticket = Ticket { outstanding: Arc::clone(&self.outstanding) };
         (taken < self.max_outstanding).then_some(ticket)

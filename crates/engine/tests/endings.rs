@@ -161,3 +161,21 @@ fn the_next_batch_is_launched_before_the_host_waits_for_the_last() {
         assert!(batch.compute.end <= next.compute.start);
     }
 }
+
+#[test]
+fn an_engine_that_does_not_get_on_is_seen() {
+    let (engine, handle) = support::engine(config(true));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(handle.stalled_for(), Duration::ZERO, "without work nothing stalls");
+    let submitted = Instant::now();
+    let client = support::submit(&handle, long_request(0));
+    assert!(handle.stalled_for() <= submitted.elapsed() + Duration::from_millis(1));
+    std::thread::sleep(Duration::from_millis(20));
+    let stalled = handle.stalled_for();
+    assert!(stalled >= Duration::from_millis(19), "nobody runs the engine: {stalled:?}");
+    let thread = std::thread::spawn(|| engine.run());
+    client.wait();
+    handle.drain();
+    thread.join().unwrap().unwrap();
+    assert_eq!(handle.stalled_for(), Duration::ZERO);
+}

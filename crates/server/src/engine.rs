@@ -44,6 +44,9 @@ pub trait Generate: Send + Sync {
         let _ = timeout;
         None
     }
+
+    /// For how long there has been work and the engine did not get on.
+    fn stalled_for(&self) -> Duration;
 }
 
 /// The engine of this process.
@@ -104,6 +107,10 @@ impl Generate for EngineClient {
 
     fn is_alive(&self) -> bool {
         self.alive.has_changed().is_ok()
+    }
+
+    fn stalled_for(&self) -> Duration {
+        self.handle.stalled_for()
     }
 
     fn recorder(&self) -> Option<&StepRecorder> {

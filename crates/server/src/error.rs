@@ -49,6 +49,8 @@ pub(crate) enum ApiError {
     ShuttingDown,
     #[error("the engine has stopped")]
     EngineStopped,
+    #[error("requests wait and no step was taken for {seconds} s")]
+    Stalled { seconds: u64 },
     #[error("{0}")]
     Internal(String),
 }
@@ -103,9 +105,10 @@ impl ApiError {
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::ContentType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::QueueFull { .. } | Self::CompilersBusy => StatusCode::TOO_MANY_REQUESTS,
-            Self::QueueTimeout { .. } | Self::ShuttingDown | Self::EngineStopped => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::QueueTimeout { .. }
+            | Self::ShuttingDown
+            | Self::EngineStopped
+            | Self::Stalled { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -138,6 +141,7 @@ impl ApiError {
             Self::QueueTimeout { .. } => Some("queue_timeout"),
             Self::DeadlineExceeded => Some("deadline_exceeded"),
             Self::CompilersBusy => Some("compilers_busy"),
+            Self::Stalled { .. } => Some("stalled"),
             Self::ShuttingDown | Self::EngineStopped | Self::Internal(_) => None,
         }
     }

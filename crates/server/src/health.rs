@@ -20,6 +20,26 @@ pub(crate) async fn health(State(state): State<ServerState>) -> Response {
     (StatusCode::OK, Json(json!({"status": "ok"}))).into_response()
 }
 
+/// 200 as long as the engine lives: a process that fails here is to be started again.
+pub(crate) async fn live(State(state): State<ServerState>) -> Response {
+    if !state.engine().is_alive() {
+        return ApiError::EngineStopped.into_response();
+    }
+    (StatusCode::OK, Json(json!({"status": "live"}))).into_response()
+}
+
+/// 200 while requests are accepted and get on: also fails when work waits and no step is taken.
+pub(crate) async fn ready(State(state): State<ServerState>) -> Response {
+    let stalled = state.engine().stalled_for();
+    if state.engine().is_alive()
+        && state.phase() == Phase::Serving
+        && stalled > state.config().stall_timeout
+    {
+        return ApiError::Stalled { seconds: stalled.as_secs() }.into_response();
+    }
+    health(State(state)).await
+}
+
 pub(crate) async fn version() -> Response {
     Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response()
 }

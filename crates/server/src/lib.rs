@@ -9,8 +9,8 @@
 //! share), `error`, `request` (what a body says), `text_stream` (one sequence's tokens to text),
 //! `generation` (a request's sequences, as a stream of text deltas), `output` (thoughts and tool
 //! calls in a text), `chat` (conversations and their answers), `sse` (a response as events),
-//! `openai` and `anthropic` (their endpoints), `health`, `observe` (metrics, timelines), `web`
-//! (the page at `/`), [`serve`](serve()) (routes, listening, shutting down).
+//! `openai` and `anthropic` (their endpoints), `tokenize`, `health`, `observe` (metrics,
+//! timelines), `web` (the page at `/`), [`serve`](serve()) (routes, listening, shutting down).
 //!
 //! Invariant: the only room that knows HTTP and JSON.
 //! Invariant: a field of a request is obeyed, or does not matter, or is refused by name.
@@ -34,6 +34,7 @@ mod serve;
 mod sse;
 mod state;
 mod text_stream;
+mod tokenize;
 mod usage;
 mod web;
 

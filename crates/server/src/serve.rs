@@ -12,10 +12,11 @@ use tokio::net::TcpListener;
 
 use crate::anthropic::{count_tokens, messages};
 use crate::error::ApiError;
-use crate::health::{health, version};
+use crate::health::{health, live, ready, version};
 use crate::observe::{debug, scrape};
 use crate::openai::{chat, completions, models, responses};
 use crate::state::{Phase, ServerState};
+use crate::tokenize::{detokenize, tokenize};
 use crate::web;
 
 /// How long responses may take to end after their sequences were aborted.
@@ -32,7 +33,11 @@ pub fn router(state: ServerState) -> Router {
         .route("/v1/messages/count_tokens", post(count_tokens::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
         .route("/health", get(health))
+        .route("/health/live", get(live))
+        .route("/health/ready", get(ready))
         .route("/version", get(version))
         .route("/", get(web::index))
         .route("/web/style.css", get(web::style))

@@ -32,6 +32,8 @@ pub struct ServerConfig {
     pub vllm_metrics: bool,
     /// How long running requests may go on after the server was told to shut down. Default: 30 s.
     pub shutdown_timeout: Duration,
+    /// How long work may wait without a step until `/health/ready` fails. Default: 60 s.
+    pub stall_timeout: Duration,
     /// Whether the engine goes by the requests' priorities; if not, those that have one are
     /// refused. Default: no.
     pub orders_by_priority: bool,
@@ -47,6 +49,7 @@ impl ServerConfig {
             splits_reasoning: true,
             vllm_metrics: true,
             shutdown_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(60),
             orders_by_priority: false,
         }
     }

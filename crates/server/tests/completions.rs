@@ -278,3 +278,32 @@ proptest! {
         });
     }
 }
+
+#[tokio::test]
+async fn the_likeliest_of_several() {
+    // The output of number i says i and has the logprobs of its row.
+    let logprobs = [[-2.0, -2.0], [-0.5, -0.5], [-1.0, -3.0], [-1.0, -1.0]];
+    let server = TestServer::new(FakeEngine::new(move |_, number| {
+        let row = logprobs[number % 4];
+        let token = |logprob| TokenUpdate {
+            token: u32::from(b'0') + (number % 4) as u32,
+            logprob: Some(logprob),
+            top_logprobs: Vec::new(),
+        };
+        let tokens = row.map(|logprob| Update::Token(token(logprob)));
+        tokens.into_iter().chain([Update::Finished(FinishReason::Length)]).collect()
+    }));
+    let body = json!({"prompt": ["a", "b"], "n": 2, "best_of": 4, "echo": true});
+    let response = server.post(PATH, body).await;
+    let choices = response["choices"].as_array().unwrap();
+    let texts: Vec<_> = choices.iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["a11", "a33", "b11", "b33"]);
+    assert_eq!(choices[0]["logprobs"], Value::Null, "nobody asked for them");
+    assert_eq!(response["usage"]["completion_tokens"], 16, "all that was generated");
+    for wrong in [json!({"n": 3, "best_of": 2}), json!({"best_of": 2, "stream": true})] {
+        let mut body = json!({"prompt": "a"});
+        body.as_object_mut().unwrap().extend(wrong.as_object().unwrap().clone());
+        let (status, _, error) = server.post_text(PATH, &body.to_string()).await;
+        assert_eq!((status.as_u16(), &error["error"]["param"]), (400, &json!("best_of")));
+    }
+}

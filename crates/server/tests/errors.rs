@@ -68,7 +68,7 @@ async fn fields_of_completions() {
         (json!({"prompt": "a", "logprobs": 21}), "logprobs", "invalid_value"),
         (json!({"prompt": "a", "logprobs": true}), "logprobs", "invalid_value"),
         (json!({"prompt": "a", "echo": true, "logprobs": 0}), "echo", "unsupported_parameter"),
-        (json!({"prompt": "a", "best_of": 2}), "best_of", "unsupported_parameter"),
+        (json!({"prompt": "a", "best_of": 0}), "best_of", "invalid_value"),
         (json!({"prompt": "a", "suffix": "b"}), "suffix", "unsupported_parameter"),
         (
             json!({"prompt": "a", "use_beam_search": true}),

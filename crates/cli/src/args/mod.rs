@@ -146,6 +146,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub(crate) shutdown_timeout: u64,
 
+    /// Seconds that requests may wait without a step being taken until /health/ready fails
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    pub(crate) stall_timeout: u64,
+
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 

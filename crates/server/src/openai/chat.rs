@@ -8,15 +8,13 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use inflight_tokenizer::TextPosition;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use super::chat_writer::ChatWriter;
 use super::chunks::ChunkEvents;
+use super::conversation::ConversationFields;
 use super::logprobs::check_count;
-use super::messages::{Message, template_messages};
 use super::response::{OutputFields, ResponseHead, Usage};
-use super::tool_fields::{ToolChoiceField, ToolField, tool_choice};
-use crate::chat::{ChatRun, Conversation, RunSize, check_tools, set_effort, set_thinking};
+use crate::chat::{ChatRun, RunSize};
 use crate::error::ApiError;
 use crate::request::{
     Body, ConstraintFields, Length, SamplingFields, Surroundings, admit, neutral,
@@ -27,21 +25,12 @@ use crate::state::ServerState;
 /// Fields of chat completions alone.
 #[derive(Debug, Default, Deserialize)]
 struct ChatFields {
-    messages: Option<Vec<Message>>,
     max_completion_tokens: Option<usize>,
     max_tokens: Option<usize>,
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
-    tools: Option<Vec<ToolField>>,
-    tool_choice: Option<ToolChoiceField>,
-    parallel_tool_calls: Option<bool>,
-    reasoning_effort: Option<String>,
-    enable_thinking: Option<bool>,
     /// vLLM's: whether the answer tells what the model thought.
     include_reasoning: Option<bool>,
-    add_generation_prompt: Option<bool>,
-    continue_final_message: Option<bool>,
-    chat_template_kwargs: Option<Map<String, Value>>,
 }
 
 impl ChatFields {
@@ -76,36 +65,6 @@ impl ChatFields {
             None => |field| if field == "prompt" { "messages" } else { field },
         }
     }
-
-    fn conversation(self, state: &ServerState) -> Result<Conversation, ApiError> {
-        let messages = self.messages.ok_or(ApiError::Missing { param: "messages" })?;
-        let tools: Vec<_> =
-            self.tools.unwrap_or_default().into_iter().map(ToolField::into_tool).collect();
-        let tool_choice = tool_choice(self.tool_choice)?;
-        check_tools(&tools, &tool_choice, |index| format!("tools[{index}].function"))?;
-        let continues_last = self.continue_final_message.unwrap_or(false);
-        if continues_last && self.add_generation_prompt == Some(true) {
-            let reason = "goes only with `add_generation_prompt`: false";
-            return Err(ApiError::invalid("continue_final_message", reason));
-        }
-        let mut variables = self.chat_template_kwargs.unwrap_or_default();
-        if let Some(effort) = self.reasoning_effort {
-            set_effort(&mut variables, &effort, state.style(), "reasoning_effort")?;
-        }
-        if let Some(enable) = self.enable_thinking {
-            set_thinking(&mut variables, enable, state.style(), "enable_thinking")?;
-        }
-        Ok(Conversation {
-            messages: template_messages(messages)?,
-            tools,
-            tool_choice,
-            only_one_call: self.parallel_tool_calls == Some(false),
-            continues_last,
-            adds_generation_prompt: self.add_generation_prompt.unwrap_or(true),
-            asked: None,
-            variables,
-        })
-    }
 }
 
 /// A whole request.
@@ -113,6 +72,7 @@ struct ChatRequest {
     output: OutputFields,
     sampling: SamplingFields,
     constraint: ConstraintFields,
+    conversation: ConversationFields,
     fields: ChatFields,
 }
 
@@ -123,6 +83,7 @@ impl ChatRequest {
             output: body.take()?,
             sampling: body.take()?,
             constraint: body.take()?,
+            conversation: body.take()?,
             fields: body.take()?,
         };
         body.take_neutral(neutral::COMMON)?;
@@ -139,7 +100,8 @@ pub(crate) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let bytes = admit(&state, &headers, body)?;
-    let ChatRequest { output, sampling, constraint, fields } = ChatRequest::parse(&bytes)?;
+    let ChatRequest { output, sampling, constraint, conversation, fields } =
+        ChatRequest::parse(&bytes)?;
     let head = ResponseHead::new(&state, "chatcmpl-", state.model_name(output.model.clone())?);
     let (num_outputs, stream) = (output.n()?, output.stream()?);
     let template = sampling.resolve(&Surroundings {
@@ -150,7 +112,7 @@ pub(crate) async fn create(
         position: TextPosition::Start,
     })?;
     let (rename, tells_reasoning) = (fields.rename(), fields.include_reasoning.unwrap_or(true));
-    let mut conversation = fields.conversation(&state)?;
+    let mut conversation = conversation.resolve(&state)?;
     conversation.asked = constraint.asked()?;
     let size = RunSize { num_outputs, num_bytes: bytes.len() };
     let run = ChatRun::start(&state, conversation, &template, size, rename).await?;

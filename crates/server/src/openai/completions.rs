@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chunks::{ChunkEvents, ChunkWriter};
 use super::logprobs::{CompletionLogprobs, check_count};
-use super::response::{Ending, OutputFields, ResponseHead, Usage};
+use super::response::{Ending, MAX_N, OutputFields, ResponseHead, Usage};
 use crate::error::ApiError;
 use crate::generation::{self, Delta};
 use crate::off_thread::off_thread;
@@ -66,15 +66,26 @@ impl CompletionRequest {
     }
 
     fn check(&self) -> Result<(), ApiError> {
-        let n = self.output.n()?;
-        if self.fields.best_of.is_some_and(|best_of| best_of != n) {
-            return Err(ApiError::unsupported("best_of", "leave it out or set it to `n`"));
-        }
         if self.fields.echo == Some(true) && self.fields.logprobs.is_some() {
             let reason = "with logprobs it would need the logprobs of the prompt";
             return Err(ApiError::unsupported("echo", reason));
         }
         Ok(())
+    }
+
+    /// How many outputs each prompt gets, of which the likeliest `n` are told.
+    fn best_of(&self) -> Result<usize, ApiError> {
+        let (n, best_of) = (self.output.n()?, self.fields.best_of);
+        let best_of = best_of.unwrap_or(n);
+        if !(n..=MAX_N).contains(&best_of) {
+            let reason = format!("is {best_of}; it must be from `n`, which is {n}, to {MAX_N}");
+            return Err(ApiError::invalid("best_of", reason));
+        }
+        if best_of > n && self.output.stream()?.is_some() {
+            let reason = "which outputs are best is known at their end; set `stream` to false";
+            return Err(ApiError::invalid("best_of", reason));
+        }
+        Ok(best_of)
     }
 }
 
@@ -84,8 +95,9 @@ pub(crate) async fn create(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { output, sampling, constraint, mut fields } =
-        CompletionRequest::parse(&admit(&state, &headers, body)?)?;
+    let request = CompletionRequest::parse(&admit(&state, &headers, body)?)?;
+    let best_of = request.best_of()?;
+    let CompletionRequest { output, sampling, constraint, mut fields } = request;
     let head = ResponseHead::new(&state, "cmpl-", state.model_name(output.model.clone())?);
     let (n, stream) = (output.n()?, output.stream()?);
     let top_logprobs = fields.logprobs.map(|n| check_count("logprobs", n)).transpose()?;
@@ -93,7 +105,8 @@ pub(crate) async fn create(
         limits: state.engine().limits(),
         eos_ids: state.tokenizer().eos_ids(),
         length: fields.max_tokens.map_or(Length::Usual(USUAL_MAX_TOKENS), Length::Asked),
-        top_logprobs,
+        // Outputs are compared by their logprobs.
+        top_logprobs: top_logprobs.or((best_of > n).then_some(0)),
         position: TextPosition::Continuing,
     })?;
 
@@ -103,27 +116,53 @@ pub(crate) async fn create(
     let prompts = fields.prompt.take().ok_or(ApiError::Missing { param: "prompt" })?;
     let echo = fields.echo.unwrap_or(false).then_some(template.text.skip_special_tokens);
     let encoded = encode(&state, prompts, fields.add_special_tokens.unwrap_or(true), echo).await?;
-    let sequences = template.sequences(&encoded.tokens, n, state.engine().limits())?;
+    let sequences = template.sequences(&encoded.tokens, best_of, state.engine().limits())?;
     let prompt = encoded.tokens.iter().map(Vec::len).sum();
     let mut counts = TokenCounts { prompt, ..TokenCounts::default() };
     let num_sequences = sequences.len();
 
     let deltas = generation::start(&state, sequences)
         .map_err(|error| ApiError::from_start(error, &state, rename))?;
+    let num_choices = encoded.tokens.len() * n;
     let mut writer = CompletionWriter {
         tokenizer: Arc::clone(state.tokenizer()),
         text: template.text,
-        echoes: (0..num_sequences).map(|i| encoded.echoes.get(i / n).cloned()).collect(),
+        echoes: (0..num_choices).map(|i| encoded.echoes.get(i / n).cloned()).collect(),
     };
     if let Some(stream_usage) = stream {
         return Ok(sse::respond(deltas, ChunkEvents::new(writer, head, stream_usage, counts)));
     }
     let wholes = generation::collect(deltas, num_sequences).await?;
     counts.completion = wholes.iter().map(|whole| whole.num_tokens).sum();
+    let mut wholes = best(wholes, n, best_of);
+    if top_logprobs.is_none() {
+        wholes.iter_mut().for_each(|whole| whole.tokens.clear());
+    }
     let choices = wholes.into_iter().enumerate();
     let choices = choices.map(|(index, whole)| writer.choice(index, whole)).collect();
     let usage = Some(Some(Usage::from(counts)));
     Ok(Json(head.envelope(OBJECT, choices, usage)).into_response())
+}
+
+/// Of every `best_of` outputs the `n` that are likeliest by the mean of their tokens' logprobs,
+/// the likeliest first.
+fn best(wholes: Vec<Delta>, n: usize, best_of: usize) -> Vec<Delta> {
+    if best_of == n {
+        return wholes;
+    }
+    let mean = |whole: &Delta| {
+        let sum: f32 = whole.tokens.iter().map(|scored| scored.logprob).sum();
+        sum / whole.tokens.len().max(1) as f32
+    };
+    let mut best = Vec::new();
+    let mut wholes = wholes.into_iter().peekable();
+    while wholes.peek().is_some() {
+        let mut outputs: Vec<_> = wholes.by_ref().take(best_of).collect();
+        outputs.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        outputs.truncate(n);
+        best.extend(outputs);
+    }
+    best
 }
 
 /// How completions call a field that the engine knows by another name.

@@ -1,13 +1,14 @@
 //! OpenAI's API, with vLLM's extra fields.
 //!
-//! Reading order: [`messages`], [`tool_fields`] (what goes in), [`logprobs`], [`response`],
-//! [`chunks`], [`chat_writer`] (what comes out), [`completions`], [`chat`], [`responses`],
-//! [`models`] (the endpoints).
+//! Reading order: [`messages`], [`tool_fields`], [`conversation`] (what goes in), [`logprobs`],
+//! [`response`], [`chunks`], [`chat_writer`] (what comes out), [`completions`], [`chat`],
+//! [`responses`], [`models`] (the endpoints).
 
 pub(crate) mod chat;
 mod chat_writer;
 mod chunks;
 pub(crate) mod completions;
+pub(crate) mod conversation;
 mod logprobs;
 mod messages;
 pub(crate) mod models;

@@ -9,7 +9,7 @@ use crate::state::{ServerState, unix_time_s};
 use crate::usage::TokenCounts;
 
 /// Most outputs per prompt.
-const MAX_N: usize = 128;
+pub(crate) const MAX_N: usize = 128;
 
 /// Fields that say what comes back, and how.
 #[derive(Debug, Default, Deserialize)]

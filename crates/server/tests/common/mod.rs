@@ -4,8 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "this is test code")]
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
@@ -110,6 +111,7 @@ pub(crate) struct FakeEngine {
     stats: EngineStats,
     script: Script,
     alive: AtomicBool,
+    stalled_ms: AtomicU64,
     max_running: usize,
     num_submitted: AtomicUsize,
     running: Mutex<HashMap<RequestId, Box<dyn TokenSink>>>,
@@ -130,6 +132,7 @@ impl FakeEngine {
             stats: EngineStats::default(),
             script: Box::new(script),
             alive: AtomicBool::new(true),
+            stalled_ms: AtomicU64::new(0),
             max_running: 64,
             num_submitted: AtomicUsize::new(0),
             running: Mutex::default(),
@@ -162,6 +165,11 @@ impl FakeEngine {
             // Whoever went away does not miss the message.
             let _ = sink.send(Update::Finished(reason.clone()));
         }
+    }
+
+    /// Pretends that work has waited for so long.
+    pub(crate) fn stall(&self, duration: Duration) {
+        self.stalled_ms.store(u64::try_from(duration.as_millis()).unwrap(), Ordering::Relaxed);
     }
 
     pub(crate) fn die(&self) {
@@ -227,6 +235,10 @@ impl Generate for FakeEngine {
 
     fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Relaxed)
+    }
+
+    fn stalled_for(&self) -> Duration {
+        Duration::from_millis(self.stalled_ms.load(Ordering::Relaxed))
     }
 }
 
