@@ -7,7 +7,8 @@
 use std::{any::Any, time::Duration};
 
 use crate::{
-    BackendError, Ceilings, Dtype, HostTensor, KvDtype, KvLayout, StepCapacity, StepShape,
+    BackendError, Ceilings, Dtype, HistoryShape, HostTensor, KvDtype, KvLayout, MoveBlocks,
+    StepCapacity, StepShape,
 };
 
 /// A device that runs operators in order on streams.
@@ -142,6 +143,20 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         stream: &Self::Stream,
     ) -> Result<(), BackendError>;
 
+    /// Copies whole blocks of the KV cache: on the compute stream within the device, on the streams
+    /// of copies to and from the host.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    fn move_blocks(
+        &self,
+        args: MoveBlocks<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        let _ = (args, stream);
+        Err(BackendError::Unsupported(format!("{}: no moves of blocks", self.description())))
+    }
+
     // --- operators ---
 
     /// Spreads the packed inputs over `batch`, taking carried-over tokens from `previous`, the
@@ -163,6 +178,22 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         state: &SamplingState<Self>,
         stream: &Self::Stream,
     ) -> Result<(), BackendError>;
+
+    /// As [`Backend::track_tokens`], for tokens that no step computes: `words` are packed by
+    /// [`crate::HistoryInputs`].
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    fn count_history(
+        &self,
+        words: &Self::Buffer,
+        shape: HistoryShape,
+        state: &SamplingState<Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        let _ = (words, shape, state, stream);
+        Err(BackendError::Unsupported(format!("{}: no history", self.description())))
+    }
 
     /// `out[t] = table[token_ids[t]]`, `[num_tokens, hidden]`.
     fn embed(

@@ -43,6 +43,7 @@ impl RopeOperands {
 
     /// Runs the operator on a KV cache of `K`.
     pub(super) fn run<K: KvElement + Element>(&self, cores: Cores<'_>) {
+        let _turns = (self.kv.keys.take_turns(), self.kv.values.take_turns());
         let norms = self.qk_norm.as_ref().map(|(q, k)| (q.read::<f32>(), k.read::<f32>()));
         let args = kernels::RopeAndCache {
             qkv: &mut self.qkv.write(),
@@ -89,6 +90,7 @@ impl AttentionOperands {
 
     /// Runs the operator on a KV cache of `K`.
     pub(super) fn run<K: KvElement + Element>(&self, cores: Cores<'_>) {
+        let _turns = (self.kv.keys.take_turns(), self.kv.values.take_turns());
         let args = kernels::Attention {
             qkv: &self.qkv.read(),
             keys: &self.kv.keys.read::<K>(),

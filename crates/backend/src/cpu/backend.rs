@@ -10,6 +10,7 @@ use half::{bf16, f16};
 
 use super::{
     attention_ops::{AttentionOperands, RopeOperands},
+    block_moves::MoveOperands,
     buffer::CpuBuffer,
     event::CpuEvent,
     kernels::{self, Cores, Fp8, Int8},
@@ -19,8 +20,8 @@ use super::{
     stream::{CpuStream, Fault},
 };
 use crate::{
-    Backend, BackendError, Ceilings, DeviceBatch, Dtype, HostTensor, KvDtype, OutputLayout,
-    StepShape,
+    Backend, BackendError, Ceilings, DeviceBatch, Dtype, HistoryShape, HostTensor, KvDtype,
+    MoveBlocks, OutputLayout, StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };
@@ -53,7 +54,7 @@ struct Device {
 }
 
 /// Host memory for copies.
-pub struct CpuHostBuffer(CpuBuffer);
+pub struct CpuHostBuffer(pub(super) CpuBuffer);
 
 impl CpuBackend {
     /// A CPU device.
@@ -268,6 +269,37 @@ impl Backend for CpuBackend {
                 positions: &batch.positions.read(),
                 row_starts: &batch.row_starts.read(),
                 row_states: &batch.row_states.read(),
+                token_counts: &mut state.token_counts.write(),
+                num_rows: shape.num_rows,
+                vocab_size: state.vocab_size,
+            });
+        })
+    }
+
+    fn move_blocks(
+        &self,
+        args: MoveBlocks<'_, Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let operands = MoveOperands::new(&args);
+        self.enqueue(stream, move |_| operands.run())
+    }
+
+    fn count_history(
+        &self,
+        words: &CpuBuffer,
+        shape: HistoryShape,
+        state: &SamplingState<Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let (words, state, at) = (words.clone(), state.clone(), shape.layout());
+        self.enqueue(stream, move |_| {
+            let words = words.read();
+            kernels::track_tokens(kernels::TrackTokens {
+                token_ids: &words[at.token_ids],
+                positions: &words[at.positions],
+                row_starts: &words[at.row_starts],
+                row_states: &words[at.row_states],
                 token_counts: &mut state.token_counts.write(),
                 num_rows: shape.num_rows,
                 vocab_size: state.vocab_size,

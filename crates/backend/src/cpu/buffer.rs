@@ -12,7 +12,7 @@ use memmap2::MmapMut;
 use super::kernels::{Fp8, Int8};
 use crate::{
     BackendError,
-    sync::{Arc, AtomicI32, Ordering},
+    sync::{Arc, AtomicI32, Mutex, MutexGuard, Ordering, lock},
 };
 
 /// From this size on a buffer may use huge pages: fewer TLB misses while a KV cache is read.
@@ -28,6 +28,8 @@ pub(crate) unsafe trait Element: Copy + Send + Sync + 'static {}
 unsafe impl Element for f32 {}
 // SAFETY: as above.
 unsafe impl Element for u32 {}
+// SAFETY: as above.
+unsafe impl Element for u8 {}
 // SAFETY: as above.
 unsafe impl Element for f16 {}
 // SAFETY: as above.
@@ -55,6 +57,7 @@ struct Allocation {
     memory: MmapMut,
     /// Number of readers, or -1 for a writer.
     lease: AtomicI32,
+    turn: Mutex<()>,
 }
 
 // SAFETY: the memory is only reached through leases, which `lease` makes exclusive for writers.
@@ -71,8 +74,16 @@ impl CpuBuffer {
             advise_huge_pages(&memory);
         }
         let start = NonNull::new(memory.as_mut_ptr()).ok_or_else(fail)?;
-        let allocation = Allocation { label, start, memory, lease: AtomicI32::new(0) };
+        let allocation =
+            Allocation { label, start, memory, lease: AtomicI32::new(0), turn: Mutex::new(()) };
         Ok(Self { allocation: Arc::new(allocation) })
+    }
+
+    /// Waits until nobody else has the buffer to himself. For memory of which two streams use
+    /// different parts at the same time, as with blocks of the KV cache that are moved: here they
+    /// take turns, where other devices let them.
+    pub(crate) fn take_turns(&self) -> MutexGuard<'_, ()> {
+        lock(&self.allocation.turn)
     }
 
     /// Leases the buffer for reading.

@@ -8,6 +8,7 @@
 
 mod attention_ops;
 mod backend;
+mod block_moves;
 mod buffer;
 mod event;
 mod kernels;

@@ -21,8 +21,8 @@ use super::{
     weights::{CudaEmbedding, CudaMatrix, Weights},
 };
 use crate::{
-    Backend, BackendError, Ceilings, DeviceBatch, Dtype, Graph, HostTensor, KvDtype, StepCapacity,
-    StepShape,
+    Backend, BackendError, Ceilings, DeviceBatch, Dtype, Graph, HistoryShape, HostTensor, KvDtype,
+    MoveBlocks, StepCapacity, StepShape,
     ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -312,6 +312,24 @@ impl Backend for CudaBackend {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         self.shared.operators.track_tokens(batch, shape, state, stream)
+    }
+
+    fn move_blocks(
+        &self,
+        args: MoveBlocks<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.move_blocks(&args, stream)
+    }
+
+    fn count_history(
+        &self,
+        words: &CudaBuffer,
+        shape: HistoryShape,
+        state: &SamplingState<Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.count_history(words, shape, state, stream)
     }
 
     fn embed(

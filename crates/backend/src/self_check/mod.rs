@@ -1,8 +1,8 @@
 //! Does a device compute what it should? Every operator on random inputs, against the CPU in f32.
 //!
 //! [`rig`]: a device with what moving values takes. [`kv_words`]: KV caches on the host. [`steps`]:
-//! random batches. [`dense`], [`fp8`], [`context`], [`sampling`]: the operators, each one function
-//! for every device.
+//! random batches. [`dense`], [`fp8`], [`context`], [`sampling`], [`moves`]: the operators, each one
+//! function for every device.
 //!
 //! Invariant: what a device is judged by was computed by the CPU backend, never by itself.
 
@@ -10,6 +10,7 @@ mod context;
 mod dense;
 mod fp8;
 mod kv_words;
+mod moves;
 mod rig;
 mod sampling;
 mod steps;
@@ -57,6 +58,7 @@ pub fn check_operators<B: Backend>(backend: &B) -> Result<Vec<OperatorCheck>, Ba
     fp8::check(&mut pair)?;
     context::check(&mut pair)?;
     sampling::check(&mut pair)?;
+    moves::check(&mut pair)?;
     Ok(pair.checks)
 }
 

@@ -12,6 +12,7 @@ use super::{
     gather_sampled::GatherSampled,
     gemv::Gemv,
     hopper_gemm::{HopperGemm, HopperOp, HopperShape},
+    move_blocks::MoveBlocks,
     plan_attention::PlanAttention,
     prefill_attention::PrefillAttention,
     prefill_hopper::PrefillHopper,
@@ -44,6 +45,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         SiluAndMul.spec(),
         PlanAttention.spec(),
         Sample.spec(),
+        MoveBlocks.spec(),
     ];
     for first in both {
         specs.push(GatherSampled { element: first }.spec());

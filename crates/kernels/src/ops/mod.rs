@@ -6,7 +6,8 @@
 //! [`silu_and_mul`], [`gather_sampled`], [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
 //! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`],
 //! or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to it,
-//! [`fp8_expand`] undoes that. [`random_normal`] fills dummy weights.
+//! [`fp8_expand`] undoes that. [`random_normal`] fills dummy weights; [`move_blocks`] copies blocks
+//! of the KV cache.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
@@ -23,6 +24,7 @@ pub mod fp8_quantize;
 pub mod gather_sampled;
 pub mod gemv;
 pub mod hopper_gemm;
+pub mod move_blocks;
 pub mod plan_attention;
 pub mod prefill_attention;
 pub mod prefill_hopper;

@@ -1,8 +1,10 @@
 //! Operators as launches: checks sizes, fills in addresses.
 //!
-//! [`attention`]: the two attention kernels and their plan.
+//! [`attention`]: the two attention kernels and their plan. [`block_moves`]: blocks of the KV cache
+//! on their way.
 
 mod attention;
+mod block_moves;
 
 use std::sync::Arc;
 
@@ -13,6 +15,7 @@ use inflight_kernels::{
         embed::{Embed, EmbedParams},
         fp8_quantize::{Fp8Quantize, Fp8QuantizeParams},
         gather_sampled::{GatherSampled, GatherSampledParams},
+        move_blocks::MoveBlocks,
         random_normal::{RandomNormal, RandomNormalParams},
         rms_norm::{RmsNorm, RmsNormParams},
         rope_and_cache::{RopeAndCache, RopeAndCacheParams},
@@ -32,7 +35,9 @@ use super::{
     stream::CudaStream,
     weights::CudaEmbedding,
 };
-use crate::{BackendError, DeviceBatch, OutputLayout, StepShape, ops, ops::SamplingState};
+use crate::{
+    BackendError, DeviceBatch, HistoryShape, OutputLayout, StepShape, ops, ops::SamplingState,
+};
 
 /// All kernels, and the working memory of those that need some.
 pub(super) struct Operators {
@@ -44,6 +49,7 @@ pub(super) struct Operators {
     silu_and_mul: Loaded<SiluAndMul>,
     gather_sampled: Loaded<GatherSampled>,
     sample: Loaded<Sample>,
+    move_blocks: Loaded<MoveBlocks>,
     fill_bf16: Loaded<RandomNormal>,
     fill_f32: Loaded<RandomNormal>,
     rope: ByKey<RopeKey, Loaded<RopeAndCache>>,
@@ -100,6 +106,7 @@ impl Operators {
             silu_and_mul: loader.load(SiluAndMul)?,
             gather_sampled: loader.load(GatherSampled { element: F32 })?,
             sample: loader.load(Sample)?,
+            move_blocks: loader.load(MoveBlocks)?,
             fill_bf16: loader.load(RandomNormal { out: Bf16 })?,
             fill_f32: loader.load(RandomNormal { out: F32 })?,
             rope: ByKey::default(),
@@ -201,6 +208,37 @@ impl Operators {
             vocab_size: word(state.vocab_size),
         };
         self.track_tokens.launch(&params, stream)
+    }
+
+    /// The same kernel, over words that lie one after the other.
+    pub(super) fn count_history(
+        &self,
+        words: &CudaBuffer,
+        shape: HistoryShape,
+        state: &SamplingState<CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        check_buffer(words, Element::Word, shape.num_words(), "count_history: words");
+        let at = shape.layout();
+        let address = |start: usize| words.address() + 4 * start as u64;
+        let params = TrackTokensParams {
+            token_ids: address(at.token_ids.start),
+            positions: address(at.positions.start),
+            row_starts: address(at.row_starts.start),
+            row_states: address(at.row_states.start),
+            token_counts: state.token_counts.address(),
+            num_rows: word(shape.num_rows),
+            vocab_size: word(state.vocab_size),
+        };
+        self.track_tokens.launch(&params, stream)
+    }
+
+    pub(super) fn move_blocks(
+        &self,
+        args: &crate::MoveBlocks<'_, CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        block_moves::launch(&self.move_blocks, args, stream)
     }
 
     pub(super) fn embed(
