@@ -1,8 +1,8 @@
 //! The engine's frozen configuration.
 
-use inflight_backend::{Dtype, OutputLayout, StepCapacity, late::late_words};
+use inflight_backend::{Dtype, HistoryShape, OutputLayout, StepCapacity, late::late_words};
 use inflight_model::ModelConfig;
-use inflight_scheduler::SchedulerConfig;
+use inflight_scheduler::{MemoryConfig, SchedulerConfig};
 
 use crate::RequestLimits;
 
@@ -22,6 +22,8 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// Blocks of the KV cache.
     pub num_blocks: usize,
+    /// What is kept in it, and how sequences give way when it is full.
+    pub memory: MemoryConfig,
     /// Most requests running and waiting; over it callers are refused at once.
     pub max_outstanding: usize,
 }
@@ -34,7 +36,10 @@ impl EngineConfig {
         let outputs = OutputLayout { max_rows: self.max_num_seqs };
         // One set of inputs unpacked, and in both slots inputs and outputs.
         let num_late = late_words(self.max_num_seqs, model.vocab_size);
-        let num_slot_words = capacity.shape().num_words() + outputs.num_words() + num_late;
+        let num_slot_words = capacity.shape().num_words()
+            + outputs.num_words()
+            + num_late
+            + self.history_capacity().num_words();
         let num_words = capacity.shape().num_words() + 2 * num_slot_words;
         // Token counts, and logits with penalties applied.
         let state = 2 * self.max_num_seqs * model.vocab_size;
@@ -49,12 +54,7 @@ impl EngineConfig {
             max_model_len: self.max_model_len,
             block_size: self.block_size,
             num_blocks: self.num_blocks,
-            memory: inflight_scheduler::MemoryConfig {
-                prefix_caching: false,
-                preemption: inflight_scheduler::Preemption::Recompute,
-                num_swap_blocks: 0,
-                max_moved_blocks: 0,
-            },
+            memory: self.memory.clone(),
         }
     }
 
@@ -64,6 +64,11 @@ impl EngineConfig {
             kv_cache_tokens: self.num_blocks * self.block_size,
             vocab_size,
         }
+    }
+
+    /// Most tokens that a step counts without computing them.
+    pub(crate) fn history_capacity(&self) -> HistoryShape {
+        HistoryShape { num_tokens: self.max_model_len, num_rows: self.max_num_seqs }
     }
 
     pub(crate) fn step_capacity(&self) -> StepCapacity {

@@ -10,15 +10,19 @@ use std::{
     time::Duration,
 };
 
-use inflight_backend::{Backend, BackendError, LateWriter, OutputLayout, StepInputs, StepShape};
+use inflight_backend::{
+    Backend, BackendError, HistoryInputs, LateWriter, OutputLayout, StepInputs, StepShape,
+};
+use inflight_kv_cache::PrefixKey;
 use inflight_model::Decoder;
 use inflight_scheduler::{
-    Batch, Policy, Scheduler, SchedulerError, SequenceId, SequenceSpec, Service,
+    Batch, Moves, Policy, Scheduler, SchedulerError, SequenceId, SequenceSpec, Service,
 };
 
 use crate::{
     EngineConfig, EngineError, EngineHandle, EngineSnapshot, EngineStats, FinishReason, RequestId,
     StepRecord, TokenUpdate,
+    block_mover::{BlockMover, CostMeter},
     grammar_workers::{GrammarWorkers, Progress},
     handle::{Command, Submission},
     io_slot::{IoSlotId, IoSlots},
@@ -39,11 +43,14 @@ pub struct Engine<B: Backend> {
     requests: LiveRequests,
     grammars: GrammarWorkers,
     runner: ModelRunner<B>,
+    mover: BlockMover<B>,
+    costs: CostMeter,
     streams: Streams<B>,
     io: IoSlots<B>,
     /// Launched and not yet collected, oldest first: at most two.
     in_flight: VecDeque<InFlight>,
     inputs: StepInputs,
+    history: HistoryInputs,
     outputs: OutputLayout,
     clock: TraceClock<B>,
     /// When the latest step ended: the host had its outputs.
@@ -99,9 +106,13 @@ impl<B: Backend> Engine<B> {
             d2h: backend.create_stream("d2h")?,
         };
         let vocab_size = decoder.config().vocab_size;
+        let runner = ModelRunner::new(&backend, decoder, &config)?;
+        let kv = runner.kv_blocks(&backend);
         let mut engine = Self {
+            mover: BlockMover::new(&backend, kv, config.memory.num_swap_blocks)?,
+            costs: CostMeter::default(),
             grammars: GrammarWorkers::start(vocab_size)?,
-            runner: ModelRunner::new(&backend, decoder, &config)?,
+            runner,
             io: IoSlots::new(&backend, &config, vocab_size)?,
             clock: TraceClock::start(&backend, &streams.compute)?,
             outputs: OutputLayout { max_rows: config.max_num_seqs },
@@ -115,8 +126,10 @@ impl<B: Backend> Engine<B> {
             in_flight: VecDeque::with_capacity(2),
             last_step_end: Duration::ZERO,
             inputs: StepInputs::default(),
+            history: HistoryInputs::default(),
             stats,
         };
+        engine.measure_moves()?;
         engine.runner.plan_preparations(&engine.backend, &engine.io.ids());
         engine.publish_stats();
         Ok((engine, handle))
@@ -270,6 +283,8 @@ impl<B: Backend> Engine<B> {
                 tenant: spec.tenant,
                 deadline: spec.timeout.map(|timeout| submitted.saturating_add(timeout)),
             },
+            prefix_key: PrefixKey { salt: spec.cache_salt.map(Into::into), ..PrefixKey::default() },
+            shares_prompt_of: spec.shares_prompt_of.map(|leader| SequenceId(leader.0)),
             ..SequenceSpec::new(id, spec.prompt)
         };
         if let Err(error) = self.scheduler.add(sequence) {
@@ -301,8 +316,12 @@ impl<B: Backend> Engine<B> {
         let num_output_words = self.num_output_words();
         let is_drawn = late.is_empty();
         let (enqueued, launch) = self.timed(|engine| {
-            engine.enqueue_forward(id, step)?;
-            if is_drawn { engine.enqueue_draw(id, step, num_output_words) } else { Ok(()) }
+            engine.enqueue_forward(id, step, &batch.moves)?;
+            if is_drawn {
+                engine.enqueue_draw(id, step, num_output_words, &batch.moves)
+            } else {
+                Ok(())
+            }
         });
         enqueued?;
         self.scheduler.advance(&batch); // lengths move now, token values in `collect`
@@ -319,22 +338,44 @@ impl<B: Backend> Engine<B> {
 
     /// Gives the sequences whose rows are late, too.
     fn stage(&mut self, id: IoSlotId, batch: &Batch) -> (StepShape, Vec<SequenceId>) {
-        let late = staging::stage(batch, &self.scheduler, &mut self.requests, &mut self.inputs);
-        let host_inputs = &mut self.io.get_mut(id).host_inputs;
-        (self.backend.write_host(host_inputs, |words| self.inputs.pack(words)), late)
+        let into = (&mut self.inputs, &mut self.history);
+        let late = staging::stage(batch, &self.scheduler, &mut self.requests, into);
+        let io = self.io.get_mut(id);
+        self.backend.write_host(&mut io.host_history, |words| self.history.pack(words));
+        (self.backend.write_host(&mut io.host_inputs, |words| self.inputs.pack(words)), late)
     }
 
-    fn enqueue_forward(&mut self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {
+    fn enqueue_forward(
+        &mut self,
+        id: IoSlotId,
+        step: StepShape,
+        moves: &Moves,
+    ) -> Result<(), BackendError> {
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
+        let (previous, history) = (self.io.before(id), self.history.shape());
         backend.record(&io.h2d.started, &streams.h2d)?;
         let num_words = step.num_words();
         backend.copy_to_device(&io.host_inputs, &io.device_inputs, num_words, &streams.h2d)?;
+        if history.num_rows > 0 {
+            let (host, device) = (&io.host_history, &io.device_history);
+            backend.copy_to_device(host, device, history.num_words(), &streams.h2d)?;
+        }
         backend.record(&io.h2d.done, &streams.h2d)?;
+        if !moves.swap_in.is_empty() {
+            // For rows of the next batch, over blocks that the previous one may still use.
+            backend.wait(&previous.compute.done, &streams.h2d)?;
+            self.mover.swap_in(backend, moves, &io.swap_in, &streams.h2d)?;
+        }
+        if !moves.swap_out.is_empty() {
+            // The stream has waited for the previous batch's outputs, and so for all it computed.
+            self.mover.swap_out(backend, moves, &io.swap_out, &streams.d2h)?;
+        }
 
         backend.wait(&io.h2d.done, &streams.compute)?;
         backend.record(&io.compute.started, &streams.compute)?;
-        let slots = StepSlots { id, io, previous: self.io.before(id) };
-        self.runner.forward(backend, &slots, step, &streams.compute)
+        self.mover.copy(backend, moves, &streams.compute)?;
+        self.runner.count_history(backend, io, history, &streams.compute)?;
+        self.runner.forward(backend, &StepSlots { id, io, previous }, step, &streams.compute)
     }
 
     fn enqueue_draw(
@@ -342,6 +383,7 @@ impl<B: Backend> Engine<B> {
         id: IoSlotId,
         step: StepShape,
         num_output_words: usize,
+        moves: &Moves,
     ) -> Result<(), BackendError> {
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
         let slots = StepSlots { id, io, previous: self.io.before(id) };
@@ -352,6 +394,10 @@ impl<B: Backend> Engine<B> {
         backend.record(&io.d2h.started, &streams.d2h)?;
         let (outputs, host) = (&io.device_outputs, &io.host_outputs);
         backend.copy_to_host(outputs, host, num_output_words, &streams.d2h)?;
+        if !moves.swap_in.is_empty() {
+            // What is collected is done: the moves on this stream, and those on the other.
+            backend.wait(&io.swap_in.done, &streams.d2h)?;
+        }
         backend.record(&io.d2h.done, &streams.d2h)
     }
 
@@ -387,7 +433,7 @@ impl<B: Backend> Engine<B> {
         backend.copy_to_device(&slot.host_late, &slot.device_late, num_words, &streams.h2d)?;
         backend.record(&slot.late_ready, &streams.h2d)?;
         backend.wait(&slot.late_ready, &streams.compute)?;
-        self.enqueue_draw(id, flight.step, flight.num_output_words)
+        self.enqueue_draw(id, flight.step, flight.num_output_words, &flight.batch.moves)
     }
 
     /// Tokens and their logprobs always; the likeliest tokens only if some row asked for them.
@@ -410,6 +456,7 @@ impl<B: Backend> Engine<B> {
         self.stats.note_progress();
         self.note_step_time(&batch, &record);
         record.collect = self.timed(|engine| engine.collect_rows(io, &batch)).1;
+        self.meter(io, &batch)?;
         Ok(self.clock.send(&self.backend, self.io.get(io), record)?)
     }
 
@@ -419,6 +466,27 @@ impl<B: Backend> Engine<B> {
         let took = end.saturating_sub(self.last_step_end.max(launched));
         self.scheduler.observe(batch, took);
         self.last_step_end = end;
+    }
+
+    /// Learns what a batch's moves and prompts cost the device, where that decides how sequences
+    /// give way.
+    fn meter(&mut self, io: IoSlotId, batch: &Batch) -> Result<(), BackendError> {
+        if self.config.memory.num_swap_blocks > 0 {
+            self.costs.note(&self.backend, self.io.get(io), batch)?;
+            self.costs.costs().into_iter().for_each(|costs| self.scheduler.set_costs(costs));
+        }
+        Ok(())
+    }
+
+    /// Moves some blocks, which hold nothing yet, there and back, so that their cost is known
+    /// before the first sequence has to give way.
+    fn measure_moves(&mut self) -> Result<(), BackendError> {
+        let memory = &self.config.memory;
+        let num = memory.max_moved_blocks.min(memory.num_swap_blocks).min(self.config.num_blocks);
+        let (id, streams) = (self.io.ids()[0], &self.streams);
+        let streams = [&streams.h2d, &streams.d2h];
+        let moves = self.mover.try_moves(&self.backend, num, self.io.get(id), streams)?;
+        self.meter(id, &Batch { moves, ..Batch::new(0) })
     }
 
     fn collect_rows(&mut self, io: IoSlotId, batch: &Batch) {
@@ -458,6 +526,7 @@ impl<B: Backend> Engine<B> {
         let at = self.outputs;
         let asked = self.requests.get_mut(id).sampling.top_logprobs;
         let num_top = asked.unwrap_or(0) as usize;
+        let num_cached_tokens = self.scheduler.num_cached_tokens(id);
         self.backend.read_host(&self.io.get(io).host_outputs, |words| {
             let ids = &words[at.top_ids(row)][..num_top];
             let logprobs = &words[at.top_logprobs(row)][..num_top];
@@ -466,6 +535,7 @@ impl<B: Backend> Engine<B> {
                 token: words[at.token(row)],
                 logprob: asked.map(|_| f32::from_bits(words[at.logprob(row)])),
                 top_logprobs: pairs.collect(),
+                num_cached_tokens,
             }
         })
     }
@@ -483,7 +553,10 @@ impl<B: Backend> Engine<B> {
         set(&stats.num_waiting, scheduler.num_waiting());
         set(&stats.num_free_blocks, scheduler.num_free_blocks());
         set(&stats.num_total_blocks, self.config.num_blocks);
+        set(&stats.num_cached_blocks, scheduler.num_cached_blocks());
+        set(&stats.num_free_swap_blocks, scheduler.num_free_swap_blocks());
         stats.num_preemptions.store(scheduler.num_preemptions(), Ordering::Relaxed);
+        stats.num_swaps.store(scheduler.num_swaps(), Ordering::Relaxed);
     }
 }
 

@@ -128,8 +128,12 @@ pub struct EngineStats {
     pub num_running: AtomicUsize,
     /// Sequences that wait for blocks or for a row.
     pub num_waiting: AtomicUsize,
-    /// Blocks of the KV cache that nobody needs.
+    /// Blocks of the KV cache that nobody needs: free ones, and those kept as prefixes.
     pub num_free_blocks: AtomicUsize,
+    /// Blocks that are kept only because a prompt may begin with them.
+    pub num_cached_blocks: AtomicUsize,
+    /// Blocks of the swap space that nobody owns.
+    pub num_free_swap_blocks: AtomicUsize,
     /// Blocks of the KV cache.
     pub num_total_blocks: AtomicUsize,
     /// Steps launched.
@@ -139,6 +143,8 @@ pub struct EngineStats {
     pub num_computed_tokens: AtomicU64,
     /// Tokens generated.
     pub num_generated_tokens: AtomicU64,
+    /// Those of them whose keys and values were moved to the host.
+    pub num_swaps: AtomicU64,
     /// Sequences that gave way to others and are computed again.
     pub num_preemptions: AtomicU64,
     /// When the engine last got on, or got something to do: milliseconds since [`ORIGIN`].

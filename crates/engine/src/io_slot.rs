@@ -1,6 +1,6 @@
 //! IO slots: two sets of staging buffers, used in turn.
 
-use inflight_backend::{Backend, BackendError, OutputLayout, StepCapacity, late::late_words};
+use inflight_backend::{Backend, BackendError, OutputLayout, late::late_words};
 
 use crate::EngineConfig;
 
@@ -28,11 +28,19 @@ pub(crate) struct IoSlot<B: Backend> {
     pub(crate) device_outputs: B::Buffer,
     /// The same words; host.
     pub(crate) host_outputs: B::HostBuffer,
+    /// Tokens to count that are not computed, packed as [`inflight_backend::HistoryInputs`]; host.
+    pub(crate) host_history: B::HostBuffer,
+    /// The same words; device.
+    pub(crate) device_history: B::Buffer,
     pub(crate) h2d: Interval<B>,
     /// The late inputs were copied.
     pub(crate) late_ready: B::Event,
     pub(crate) compute: Interval<B>,
     pub(crate) d2h: Interval<B>,
+    /// Blocks came from the host.
+    pub(crate) swap_in: Interval<B>,
+    /// Blocks went to the host.
+    pub(crate) swap_out: Interval<B>,
 }
 
 /// Start and end of a slot's work on one stream. `done` orders streams; `started` is for traces.
@@ -58,7 +66,7 @@ impl<B: Backend> IoSlots<B> {
         config: &EngineConfig,
         vocab_size: usize,
     ) -> Result<Self, BackendError> {
-        let new = || IoSlot::new(backend, config.step_capacity(), vocab_size);
+        let new = || IoSlot::new(backend, config, vocab_size);
         Ok(Self { slots: [new()?, new()?], latest: 1 })
     }
 
@@ -88,7 +96,9 @@ impl<B: Backend> IoSlots<B> {
 }
 
 impl<B: Backend> IoSlot<B> {
-    fn new(backend: &B, capacity: StepCapacity, vocab_size: usize) -> Result<Self, BackendError> {
+    fn new(backend: &B, config: &EngineConfig, vocab_size: usize) -> Result<Self, BackendError> {
+        let capacity = config.step_capacity();
+        let num_history = config.history_capacity().num_words();
         let outputs = OutputLayout { max_rows: capacity.max_rows };
         let num_inputs = capacity.shape().num_words();
         let num_late = late_words(capacity.max_rows, vocab_size);
@@ -99,10 +109,14 @@ impl<B: Backend> IoSlot<B> {
             device_late: backend.alloc_words("device_late", num_late)?,
             device_outputs: backend.alloc_words("device_outputs", outputs.num_words())?,
             host_outputs: backend.alloc_host("host_outputs", outputs.num_words())?,
+            host_history: backend.alloc_host("host_history", num_history)?,
+            device_history: backend.alloc_words("device_history", num_history)?,
             h2d: Interval::new(backend)?,
             late_ready: backend.create_event()?,
             compute: Interval::new(backend)?,
             d2h: Interval::new(backend)?,
+            swap_in: Interval::new(backend)?,
+            swap_out: Interval::new(backend)?,
         })
     }
 }

@@ -9,6 +9,7 @@
 //! Invariant: no text, no JSON, no async here.
 //! Invariant: every accepted request gets exactly one final message.
 
+mod block_mover;
 mod config;
 mod engine;
 mod error;
@@ -31,8 +32,8 @@ pub use error::EngineError;
 pub use grammar::{Allowed, Grammar, Matcher, SharedGrammar};
 pub use handle::{EngineHandle, EngineStats, SubmitError, Tuning};
 pub use inflight_scheduler::{
-    Batching, Decision, Gate, HeldBack, Lapse, LimitedBy, Mixing, Order, Policy, Share, Targets,
-    Tenant,
+    Batching, Decision, Gate, HeldBack, Lapse, LimitedBy, MemoryConfig, Mixing, Order, Policy,
+    Preemption, Share, Targets, Tenant,
 };
 pub use request::{
     InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,

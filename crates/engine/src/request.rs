@@ -75,6 +75,11 @@ pub struct RequestSpec {
     pub stop_token_ids: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// Prefixes are shared only among requests of the same salt.
+    pub cache_salt: Option<String>,
+    /// An earlier request with the same prompt and salt, of which this is another output: the
+    /// prompt is computed once. Ignored where that request has ended or has another prompt.
+    pub shares_prompt_of: Option<RequestId>,
     /// What the output must be; `None`: anything.
     pub grammar: Option<SharedGrammar>,
     /// Lower goes first, where the scheduler's order is by priority.

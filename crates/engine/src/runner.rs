@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use inflight_backend::{
-    Backend, BackendError, DeviceBatch, Graph, KvLayer, StepCapacity, StepShape,
+    Backend, BackendError, DeviceBatch, Graph, HistoryShape, KvBlocks, KvLayer, StepCapacity,
+    StepShape,
     ops::{Sample, SamplingState},
 };
 use inflight_model::{Decoder, ForwardInputs, Scratch};
@@ -138,6 +139,9 @@ impl<B: Backend> ModelRunner<B> {
         step: StepShape,
         compute: &B::Stream,
     ) -> Result<(), BackendError> {
+        if step.num_rows == 0 {
+            return Ok(()); // the batch only moves blocks
+        }
         let Some(padded) = backend.padded_shape(step, self.capacity) else {
             return self.carry_over_and_forward(backend, slots, step, compute);
         };
@@ -196,6 +200,26 @@ impl<B: Backend> ModelRunner<B> {
             block_size: self.block_size,
         };
         self.decoder.forward(backend, inputs, compute)
+    }
+
+    /// Counts tokens that no step computes.
+    pub(crate) fn count_history(
+        &self,
+        backend: &B,
+        io: &IoSlot<B>,
+        shape: HistoryShape,
+        compute: &B::Stream,
+    ) -> Result<(), BackendError> {
+        if shape.num_rows == 0 {
+            return Ok(());
+        }
+        backend.count_history(&io.device_history, shape, &self.state, compute)
+    }
+
+    /// The KV cache as blocks.
+    pub(crate) fn kv_blocks(&self, backend: &B) -> KvBlocks<B> {
+        let attention = self.decoder.config().attention_shape(self.block_size);
+        KvBlocks::new(&self.kv, backend.kv_layout(attention))
     }
 
     /// Draws the sampled rows' tokens. Apart from the forward pass and outside its graph, so that a

@@ -1,6 +1,6 @@
 //! Staging: a planned batch as the words that the device reads.
 
-use inflight_backend::{RowState, SamplingRow, StepInputs};
+use inflight_backend::{HistoryInputs, RowState, SamplingRow, StepInputs};
 use inflight_scheduler::{Batch, Row, RowInputs, Scheduler, SequenceId};
 
 use crate::live_requests::{LiveRequest, LiveRequests};
@@ -15,9 +15,10 @@ pub(crate) fn stage(
     batch: &Batch,
     scheduler: &Scheduler,
     requests: &mut LiveRequests,
-    inputs: &mut StepInputs,
+    (inputs, history): (&mut StepInputs, &mut HistoryInputs),
 ) -> Vec<SequenceId> {
     inputs.clear();
+    history.clear();
     let mut late = Vec::new();
     for row in &batch.rows {
         let request = requests.get_mut(row.id);
@@ -26,6 +27,7 @@ pub(crate) fn stage(
         }
         stage_tokens(row, scheduler, request, inputs);
         stage_row(row, scheduler, request, inputs);
+        stage_history(row, scheduler, inputs, history);
         if row.samples {
             let late_row = request.is_late().then_some(to_word(late.len()));
             late.extend(late_row.map(|_| row.id));
@@ -69,6 +71,22 @@ fn stage_row(row: &Row, scheduler: &Scheduler, request: &LiveRequest, inputs: &m
         prompt_len: to_word(row.prompt_len),
         fresh: row.fresh,
     });
+}
+
+/// Tokens that the row does not compute and that penalties must know of: counting them clears the
+/// sampling state, so that the row itself goes on counting.
+fn stage_history(
+    row: &Row,
+    scheduler: &Scheduler,
+    inputs: &mut StepInputs,
+    history: &mut HistoryInputs,
+) {
+    if row.num_uncounted > 0
+        && let Some(state) = inputs.row_states.last_mut()
+    {
+        history.push(*state, &scheduler.tokens(row.id)[..row.num_uncounted]);
+        state.fresh = false;
+    }
 }
 
 /// How the row's token is drawn: one entry per sampled row.

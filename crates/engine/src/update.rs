@@ -12,7 +12,7 @@ pub enum Update {
 }
 
 /// A generated token. A token that ends the output by being a stop token is delivered too.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenUpdate {
     /// Its id.
     pub token: u32,
@@ -20,6 +20,8 @@ pub struct TokenUpdate {
     pub logprob: Option<f32>,
     /// The likeliest tokens and their logprobs, likeliest first, as many as asked for.
     pub top_logprobs: Vec<(u32, f32)>,
+    /// Tokens of the prompt that did not have to be computed, as others had begun with them.
+    pub num_cached_tokens: usize,
 }
 
 /// Why a request ended.

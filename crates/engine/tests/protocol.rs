@@ -22,7 +22,7 @@ use std::{
 use grammars::Odd;
 use inflight_backend::{CpuBackend, CpuConfig};
 use inflight_engine::{
-    Engine, EngineConfig, RequestSpec, SamplingParams, SinkClosed, TokenSink, Update,
+    Engine, EngineConfig, MemoryConfig, RequestSpec, SamplingParams, SinkClosed, TokenSink, Update,
 };
 use inflight_model::{Decoder, ModelFiles};
 use saboteur::{Saboteur, Wait};
@@ -75,6 +75,7 @@ fn serve(overlap: bool, removed: Option<Wait>) -> Vec<Vec<u32>> {
         max_model_len: 32,
         block_size: 4,
         num_blocks: 32,
+        memory: MemoryConfig::default(),
         max_outstanding: 8,
     };
     let cpu = CpuBackend::new(CpuConfig { num_threads: 1, ..CpuConfig::detect() }).unwrap();

@@ -3,20 +3,50 @@
 
 mod support;
 
-use inflight_engine::{EngineConfig, FinishReason};
+use std::sync::atomic::Ordering;
+
+use inflight_engine::{EngineConfig, EngineHandle, FinishReason, MemoryConfig, Preemption};
 use support::{Output, config, mixed_request, start};
 
 const NUM_REQUESTS: u32 = 64;
 
-fn all_at_once(config: EngineConfig) -> (Vec<Output>, u64) {
-    let engine = start(config);
-    let clients: Vec<_> = (0..NUM_REQUESTS).map(|i| engine.submit(mixed_request(i))).collect();
-    let outputs = clients.into_iter().map(support::Client::wait).collect();
-    let stats = engine.handle.stats();
-    let preemptions = stats.num_preemptions.load(std::sync::atomic::Ordering::Relaxed);
-    engine.stop();
-    (outputs, preemptions)
+/// How often what happened.
+#[derive(Clone, Copy, Debug)]
+struct Events {
+    preemptions: u64,
+    swaps: u64,
+    cached_tokens: usize,
 }
+
+/// Serves all requests at the same time, and once more what the first time may have left behind.
+fn twice_at_once(config: EngineConfig) -> ([Vec<Output>; 2], Events) {
+    let engine = start(config);
+    let mut cached_tokens = 0;
+    let outputs = [(); 2].map(|()| {
+        let clients: Vec<_> = (0..NUM_REQUESTS).map(|i| engine.submit(mixed_request(i))).collect();
+        let outputs = clients.into_iter().map(support::Client::wait_and_count);
+        let (outputs, cached): (Vec<_>, Vec<_>) = outputs.unzip();
+        cached_tokens += cached.iter().sum::<usize>();
+        outputs
+    });
+    let events = events(&engine.handle, cached_tokens);
+    engine.stop();
+    (outputs, events)
+}
+
+fn events(handle: &EngineHandle, cached_tokens: usize) -> Events {
+    let stats = handle.stats();
+    let preemptions = stats.num_preemptions.load(Ordering::Relaxed);
+    Events { preemptions, swaps: stats.num_swaps.load(Ordering::Relaxed), cached_tokens }
+}
+
+/// Nothing is kept.
+const PLAIN: MemoryConfig = MemoryConfig {
+    prefix_caching: false,
+    preemption: Preemption::Recompute,
+    num_swap_blocks: 0,
+    max_moved_blocks: 0,
+};
 
 fn one_at_a_time(config: EngineConfig) -> Vec<Output> {
     let engine = start(config);
@@ -27,24 +57,43 @@ fn one_at_a_time(config: EngineConfig) -> Vec<Output> {
 
 #[test]
 fn overlap_neighbours_chunks_and_preemption_change_no_token() {
-    let alone = one_at_a_time(config(false));
+    let plain = |overlap| EngineConfig { memory: PLAIN, ..config(overlap) };
+    let alone = one_at_a_time(plain(false));
     let check = |name: &str, config: EngineConfig| {
-        let (outputs, preemptions) = all_at_once(config);
-        for (i, (output, expected)) in outputs.iter().zip(&alone).enumerate() {
+        let (outputs, events) = twice_at_once(config);
+        for (i, (output, expected)) in
+            outputs.iter().flat_map(|outputs| outputs.iter().zip(&alone).enumerate())
+        {
             assert_eq!(output, expected, "{name}, request {i}: {:?}", mixed_request(i as u32));
         }
-        preemptions
+        events
     };
-    assert_eq!(one_at_a_time(config(true)), alone);
-    check("overlap off", config(false));
-    check("overlap on", config(true));
-    let chunks = |overlap| EngineConfig { max_num_batched_tokens: 16, ..config(overlap) };
+    assert_eq!(one_at_a_time(plain(true)), alone);
+    check("overlap off", plain(false));
+    check("overlap on", plain(true));
+    let chunks = |overlap| EngineConfig { max_num_batched_tokens: 16, ..plain(overlap) };
     check("small chunks, overlap off", chunks(false));
     check("small chunks, overlap on", chunks(true));
     // 36 blocks of 4 tokens: about two of the longer sequences fit.
-    let small_pool = |overlap| EngineConfig { num_blocks: 36, ..config(overlap) };
-    assert!(check("small pool, overlap off", small_pool(false)) > 0, "nothing was preempted");
-    assert!(check("small pool, overlap on", small_pool(true)) > 0, "nothing was preempted");
+    for overlap in [false, true] {
+        let small_pool = EngineConfig { num_blocks: 36, ..plain(overlap) };
+        let events = check("small pool", small_pool.clone());
+        assert!(events.preemptions > 0 && events.swaps == 0, "{events:?}");
+        let swap = MemoryConfig {
+            preemption: Preemption::Swap,
+            num_swap_blocks: 200,
+            max_moved_blocks: 5,
+            ..PLAIN
+        };
+        let events = check("swap", EngineConfig { memory: swap.clone(), ..small_pool.clone() });
+        assert!(events.swaps > 0 && events.cached_tokens == 0, "{events:?}");
+        let both = MemoryConfig { prefix_caching: true, ..swap };
+        let events = check("swap and prefixes", EngineConfig { memory: both, ..small_pool });
+        assert!(events.swaps > 0, "{events:?}");
+        let roomy = EngineConfig { num_blocks: 1400, ..config(overlap) };
+        let events = check("prefixes", roomy);
+        assert!(events.cached_tokens > 500, "{events:?}");
+    }
 }
 
 #[test]

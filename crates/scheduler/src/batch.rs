@@ -19,7 +19,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(number: u64) -> Self {
+    /// A batch of nothing.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
         let (rows, moves) = (Vec::new(), Moves::default());
         Self { number, rows, num_tokens: 0, num_uncounted: 0, moves }
     }

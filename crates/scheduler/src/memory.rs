@@ -15,6 +15,18 @@ pub struct MemoryConfig {
     pub max_moved_blocks: usize,
 }
 
+impl Default for MemoryConfig {
+    /// Prefixes are cached, nothing is swapped.
+    fn default() -> Self {
+        Self {
+            prefix_caching: true,
+            preemption: Preemption::Auto,
+            num_swap_blocks: 0,
+            max_moved_blocks: 32,
+        }
+    }
+}
+
 /// How a sequence gives way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preemption {

@@ -180,6 +180,7 @@ impl Scheduler {
     pub fn add(&mut self, spec: SequenceSpec) -> Result<(), AdmissionError> {
         self.check_fits(spec.prompt.len(), spec.max_tokens)?;
         let id = spec.id;
+        let spec = SequenceSpec { shares_prompt_of: self.leader_of(&spec), ..spec };
         let arrival = self.take_number();
         let entry = Entry {
             arrival,
@@ -194,6 +195,14 @@ impl Scheduler {
         assert!(previous.is_none(), "sequence {id} was added twice");
         self.watch_lapses(id);
         Ok(())
+    }
+
+    /// The sequence whose prompt is to be shared, if it is there and the prompt is the same.
+    fn leader_of(&self, spec: &SequenceSpec) -> Option<SequenceId> {
+        let leader = spec.shares_prompt_of?;
+        let Sequence { tokens, prompt_len, chain, .. } = self.sequences.get(&leader)?;
+        let is_same = tokens[..*prompt_len] == spec.prompt && *chain.key() == spec.prefix_key;
+        is_same.then_some(leader)
     }
 
     /// Ends a sequence in whatever phase it is and frees all that it holds; false when there is no

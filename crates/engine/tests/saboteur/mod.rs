@@ -11,7 +11,8 @@ use std::{
 };
 
 use inflight_backend::{
-    Backend, BackendError, CpuBackend, DeviceBatch, HostTensor, KvDtype, KvLayer, StepShape,
+    Backend, BackendError, CpuBackend, DeviceBatch, HistoryShape, HostTensor, KvBlocks, KvDtype,
+    KvLayer, MoveBlocks, MoveWay, StepShape,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -22,8 +23,12 @@ pub enum Wait {
     ComputeForH2d,
     /// The compute stream waits for `late_ready` between a forward pass and sampling.
     ComputeForLate,
+    /// The H2D stream waits for the previous batch's `compute_done` before blocks come back.
+    H2dForCompute,
     /// The D2H stream waits for `compute_done`.
     D2hForCompute,
+    /// The D2H stream waits for blocks that come back before it calls a batch done.
+    D2hForSwapIn,
     /// The host waits for `d2h_done`.
     HostForD2h,
 }
@@ -38,6 +43,8 @@ pub struct Saboteur {
     num_waits: Arc<AtomicUsize>,
     /// A forward pass was enqueued whose sampling was not.
     is_computing: Arc<AtomicBool>,
+    /// Outputs were enqueued to be copied, and their batch was not called done.
+    has_copied: Arc<AtomicBool>,
 }
 
 type Done = Result<(), BackendError>;
@@ -59,6 +66,7 @@ impl Saboteur {
             lost_after: usize::MAX,
             num_waits: Arc::default(),
             is_computing: Arc::default(),
+            has_copied: Arc::default(),
         }
     }
 
@@ -108,11 +116,18 @@ impl Backend for Saboteur {
             return Err(BackendError::DeviceLost("sabotaged".to_owned()));
         }
         let wait = match (stream.name, self.is_computing.load(Ordering::Relaxed)) {
+            ("h2d", _) => Wait::H2dForCompute,
+            ("d2h", _) if self.has_copied.load(Ordering::Relaxed) => Wait::D2hForSwapIn,
             ("d2h", _) => Wait::D2hForCompute,
             (_, false) => Wait::ComputeForH2d,
             (_, true) => Wait::ComputeForLate,
         };
-        self.is_computing.store(wait == Wait::ComputeForH2d, Ordering::Relaxed);
+        match wait {
+            Wait::ComputeForH2d => self.is_computing.store(true, Ordering::Relaxed),
+            Wait::ComputeForLate => self.is_computing.store(false, Ordering::Relaxed),
+            Wait::D2hForCompute => self.is_computing.store(false, Ordering::Relaxed),
+            Wait::H2dForCompute | Wait::D2hForSwapIn | Wait::HostForD2h => {}
+        }
         if self.removed == Some(wait) { Ok(()) } else { self.cpu.wait(event, &stream.cpu) }
     }
 
@@ -177,6 +192,9 @@ impl Backend for Saboteur {
     }
 
     fn record(&self, event: &Event, stream: &Stream) -> Done {
+        if stream.name == "compute" {
+            self.has_copied.store(false, Ordering::Relaxed);
+        }
         self.cpu.record(event, &stream.cpu)
     }
 
@@ -189,7 +207,28 @@ impl Backend for Saboteur {
     }
 
     fn copy_to_host(&self, src: &Buffer, dst: &Host, words: usize, stream: &Stream) -> Done {
+        self.has_copied.store(true, Ordering::Relaxed);
         self.cpu.copy_to_host(src, dst, words, &stream.cpu)
+    }
+
+    fn move_blocks(&self, args: MoveBlocks<'_, Self>, stream: &Stream) -> Done {
+        let way = match args.way {
+            MoveWay::WithinDevice => MoveWay::WithinDevice,
+            MoveWay::ToHost(host) => MoveWay::ToHost(host),
+            MoveWay::FromHost(host) => MoveWay::FromHost(host),
+        };
+        let args = MoveBlocks { kv: &KvBlocks::of(args.kv), pairs: args.pairs, way };
+        self.cpu.move_blocks(args, &stream.cpu)
+    }
+
+    fn count_history(
+        &self,
+        words: &Buffer,
+        shape: HistoryShape,
+        counts: &SamplingState<Self>,
+        stream: &Stream,
+    ) -> Done {
+        self.cpu.count_history(words, shape, &state(counts), &stream.cpu)
     }
 
     fn unpack(

@@ -14,8 +14,8 @@ use std::{
 
 use inflight_backend::{Backend, CpuBackend, CpuConfig};
 use inflight_engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, FinishReason, RequestId, RequestSpec,
-    SamplingParams, SinkClosed, TokenSink, TokenUpdate, Update,
+    Engine, EngineConfig, EngineError, EngineHandle, FinishReason, MemoryConfig, RequestId,
+    RequestSpec, SamplingParams, SinkClosed, TokenSink, TokenUpdate, Update,
 };
 use inflight_model::{Decoder, ModelFiles};
 
@@ -37,6 +37,7 @@ pub fn config(overlap: bool) -> EngineConfig {
         max_model_len: 128,
         block_size: 4,
         num_blocks: 512,
+        memory: MemoryConfig::default(),
         max_outstanding: 4096,
     }
 }
@@ -85,6 +86,16 @@ pub fn submit(handle: &EngineHandle, spec: RequestSpec) -> Client {
     Client { id, updates }
 }
 
+/// Submits outputs of one request: all but the first share its prompt.
+pub fn submit_outputs(handle: &EngineHandle, specs: Vec<RequestSpec>) -> Vec<Client> {
+    let mut clients: Vec<Client> = Vec::new();
+    for spec in specs {
+        let shares_prompt_of = clients.first().map(|client| client.id);
+        clients.push(submit(handle, RequestSpec { shares_prompt_of, ..spec }));
+    }
+    clients
+}
+
 struct Sink(SyncSender<Update>);
 
 impl TokenSink for Sink {
@@ -109,16 +120,27 @@ pub struct Output {
 impl Client {
     /// Waits for the end. There must be one final message, and nothing after it.
     pub fn wait(self) -> Output {
+        self.wait_and_count().0
+    }
+
+    /// The same, and how many tokens of the prompt others had computed: of that the output must not
+    /// depend.
+    pub fn wait_and_count(self) -> (Output, usize) {
+        let mut num_cached_tokens = 0;
         let mut tokens = Vec::new();
         let mut finish = None;
         for update in &self.updates {
             assert_eq!(finish, None, "something came after the final message");
             match update {
-                Update::Token(token) => tokens.push(token),
+                Update::Token(token) => {
+                    num_cached_tokens = token.num_cached_tokens;
+                    tokens.push(TokenUpdate { num_cached_tokens: 0, ..token });
+                }
                 Update::Finished(reason) => finish = Some(reason),
             }
         }
-        Output { tokens, finish: finish.expect("there was no final message") }
+        let finish = finish.expect("there was no final message");
+        (Output { tokens, finish }, num_cached_tokens)
     }
 }
 
