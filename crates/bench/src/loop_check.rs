@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use inflight_backend::Backend;
-use inflight_engine::{Engine, EngineConfig, SamplingParams};
+use inflight_engine::{Engine, EngineConfig, MemoryConfig, SamplingParams};
 use inflight_model::Decoder;
 
 use crate::{BuiltInConfig, OfflineRun, OfflineWorkload, Report, run_offline};
@@ -59,6 +59,7 @@ fn run<B: Backend>(backend: &B, overlap: bool) -> Result<OfflineRun> {
         max_model_len: MAX_MODEL_LEN,
         block_size,
         num_blocks: NUM_REQUESTS * MAX_MODEL_LEN.div_ceil(block_size),
+        memory: MemoryConfig::default(),
         max_outstanding: NUM_REQUESTS + 1,
     };
     let (engine, handle) = Engine::new(backend.clone(), decoder, config)?;

@@ -36,6 +36,7 @@ mod serve;
 mod signals;
 mod start;
 mod summary;
+mod swap;
 mod text;
 mod trace_file;
 

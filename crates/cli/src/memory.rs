@@ -6,6 +6,7 @@ use inflight_engine::EngineConfig;
 use inflight_model::ModelConfig;
 
 use crate::resolve::{OnGpu, bytes_per_block};
+use crate::swap::give_swap_space;
 
 /// Fewer tokens than these make long prompts slow, so a budget is not lowered further.
 const LEAST_BUDGET: usize = 512;
@@ -17,6 +18,8 @@ pub(crate) struct MemoryTable {
     pub(crate) steps: usize,
     pub(crate) kv_cache: usize,
     pub(crate) free: usize,
+    /// On the host.
+    pub(crate) swap: usize,
 }
 
 /// What the engine will be, and what its memory is.
@@ -30,10 +33,11 @@ pub(crate) fn on_cpu(
     (matrix_bytes, available): (usize, usize),
 ) -> Fitted {
     let steps = engine.working_bytes(model, Dtype::F32);
-    let kv_cache = engine.num_blocks * bytes_per_block(&engine, model, kv_dtype);
+    let block = bytes_per_block(&engine, model, kv_dtype);
+    let (kv_cache, swap) = (engine.num_blocks * block, engine.memory.num_swap_blocks * block);
     let taken = matrix_bytes.saturating_add(steps).saturating_add(kv_cache);
     let free = available.saturating_sub(taken);
-    (engine, MemoryTable { weights: matrix_bytes, steps, kv_cache, free })
+    (engine, MemoryTable { weights: matrix_bytes, steps, kv_cache, free, swap })
 }
 
 /// A GPU's memory, whose weights are loaded.
@@ -81,9 +85,11 @@ fn fit(
     ensure!(room > 0, "weights and steps leave no GPU memory for the KV cache");
     engine.num_blocks = wanted.min(room);
     let kv_cache = engine.num_blocks * block;
+    give_swap_space(&mut engine, resolved.swap_bytes, block);
+    let swap = engine.memory.num_swap_blocks * block;
     let MemoryPlan { total, weights, working: steps, .. } = planned;
     let free = total.saturating_sub(weights + steps + kv_cache);
-    Ok((engine, MemoryTable { weights, steps, kv_cache, free }))
+    Ok((engine, MemoryTable { weights, steps, kv_cache, free, swap }))
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@ use std::num::NonZeroUsize;
 
 use anyhow::{Result, ensure};
 use inflight_backend::{CpuConfig, KvDtype, SimdLevel, WeightPrecision};
-use inflight_engine::EngineConfig;
+use inflight_engine::{EngineConfig, MemoryConfig};
 use inflight_model::{ModelConfig, kv_bytes_per_block};
 
 use crate::args::{DeviceWait, EngineArgs, KvChoice, WeightDtype};
 use crate::device::GpuUse;
+use crate::swap::{give_swap_space, resolve_swap_bytes};
 
 /// What is assumed where the system does not tell.
 const UNKNOWN_MEMORY_BYTES: u64 = 8 << 30;
@@ -79,6 +80,8 @@ pub(crate) struct OnGpu {
     pub(crate) is_kv_cache_fixed: bool,
     /// Whether the user chose the most tokens of a batch.
     pub(crate) is_budget_fixed: bool,
+    /// Host memory that the engine may take.
+    pub(crate) swap_bytes: usize,
 }
 
 impl Machine {
@@ -148,6 +151,9 @@ pub(crate) fn resolve_on_cpu(
         engine.num_blocks = engine.num_blocks.min(room);
     }
     check_blocks(&engine, model, kv_dtype)?;
+    let swap_bytes = resolve_swap_bytes(&args.memory, machine.memory_bytes)?;
+    let block_bytes = bytes_per_block(&engine, model, kv_dtype);
+    give_swap_space(&mut engine, swap_bytes, block_bytes);
     let num_threads = args.threads.map_or(machine.num_cores, |threads| threads.get() as usize);
     Ok(OnCpu {
         cpu: CpuConfig { num_threads, kv_dtype, weights, simd: SimdLevel::detect() },
@@ -179,7 +185,8 @@ pub(crate) fn resolve_on_gpu(
     let (engine, is_kv_cache_fixed) = resolve_engine(args, workload, model, usual)?;
     check_blocks(&engine, model, usual.kv_dtype)?;
     let is_budget_fixed = args.max_num_batched_tokens.is_some();
-    Ok(OnGpu { engine, gpu_memory_utilization, is_kv_cache_fixed, is_budget_fixed })
+    let swap_bytes = resolve_swap_bytes(&args.memory, Machine::detect().memory_bytes)?;
+    Ok(OnGpu { engine, gpu_memory_utilization, is_kv_cache_fixed, is_budget_fixed, swap_bytes })
 }
 
 /// The engine's configuration, with as many blocks as were asked for or as could be of use, and
@@ -211,6 +218,11 @@ fn resolve_engine(
         max_model_len,
         block_size,
         num_blocks: max_model_len.div_ceil(block_size).saturating_mul(max_num_seqs),
+        memory: MemoryConfig {
+            prefix_caching: args.memory.prefix_caching(),
+            preemption: args.memory.preemption(),
+            ..MemoryConfig::default()
+        },
         max_outstanding: max_num_seqs.saturating_add(workload.max_queue),
     };
     let asked = match (args.kv_cache_tokens, args.kv_cache_memory) {
@@ -312,6 +324,7 @@ mod tests {
             max_model_len: 4096,
             block_size: 16,
             num_blocks: 4096 / 16 * 64,
+            memory: MemoryConfig { max_moved_blocks: 32768, ..MemoryConfig::default() },
             max_outstanding: 64 + 1024,
         };
         assert_eq!(engine, expected, "64 full sequences take 32 MiB of the quarter of 1 GiB");
@@ -344,6 +357,7 @@ mod tests {
             max_model_len: 100,
             block_size: 8,
             num_blocks: 4 * 13,
+            memory: MemoryConfig { max_moved_blocks: 32768, ..MemoryConfig::default() },
             max_outstanding: 4,
         };
         assert_eq!(engine, expected);
@@ -364,6 +378,37 @@ mod tests {
         check("--kv-cache-memory 0.5 --kv-cache-dtype int8", (1 << 29) / 1536);
         check("--kv-cache-memory 0.5 --kv-dtype fp8", (1 << 29) / 1536);
         check("--max-num-seqs 100000 --max-num-batched-tokens 100000", 1 << 17);
+    }
+
+    #[test]
+    fn swap_space() {
+        let check = |flags: &str, num_swap_blocks: usize| {
+            let memory = resolved(flags).unwrap().engine.memory;
+            assert_eq!(memory.num_swap_blocks, num_swap_blocks, "{flags}");
+        };
+        check("", 0);
+        // Blocks of 2 KiB; an eighth of the machine's memory, but no more than 64 sequences take.
+        check("--kv-cache-tokens 4096", 64 * 256);
+        check(
+            "--kv-cache-tokens 4096 --max-num-seqs 100000 --max-num-batched-tokens 100000",
+            65536,
+        );
+        check("--kv-cache-tokens 4096 --swap-space 0.001", 524);
+        check("--kv-cache-tokens 4096 --swap-space 0", 0);
+        check("--kv-cache-tokens 4096 --preemption recompute", 0);
+        assert!(resolved("--swap-space -1").is_err());
+        assert_eq!(on_gpu("--swap-space 0.5").unwrap().swap_bytes, 512 << 20);
+    }
+
+    #[test]
+    fn prefix_caching() {
+        let check = |flags: &str, expected| {
+            assert_eq!(resolved(flags).unwrap().engine.memory.prefix_caching, expected, "{flags}");
+        };
+        check("", true);
+        check("--enable-prefix-caching", true);
+        check("--no-enable-prefix-caching", false);
+        check("--no-enable-prefix-caching --enable-prefix-caching", true);
     }
 
     #[test]
@@ -390,6 +435,7 @@ mod tests {
             max_model_len: 4096,
             block_size: 16,
             num_blocks: 4096 / 16 * 256,
+            memory: MemoryConfig::default(),
             max_outstanding: 256 + 1024,
         };
         assert_eq!(resolved.engine, expected);

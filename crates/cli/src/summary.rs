@@ -34,6 +34,7 @@ impl Summary {
         let overlap = if engine.overlap { "on" } else { "off" };
         let (sequences, budget) = (engine.max_num_seqs, engine.max_num_batched_tokens);
         let kv_tokens = engine.num_blocks * engine.block_size;
+        let prefixes = if engine.memory.prefix_caching { ", prefixes are kept" } else { "" };
         let mut summary = Self::default();
         summary.push("model", format!("{name}, {family}, {parameters:.1} M parameters"));
         summary.push("device", (*device).to_owned());
@@ -42,10 +43,14 @@ impl Summary {
         for (label, bytes, what) in [
             ("memory", memory.weights, format!("weights, {weights}")),
             ("", memory.steps, "steps: activations, logits, inputs and outputs".to_owned()),
-            ("", memory.kv_cache, format!("KV cache: {kv_tokens} tokens of {kv_dtype}")),
+            ("", memory.kv_cache, format!("KV cache: {kv_tokens} tokens of {kv_dtype}{prefixes}")),
             ("", memory.free, "left free".to_owned()),
         ] {
             summary.push(label, format!("{:>9}  {what}", size(bytes)));
+        }
+        if memory.swap > 0 {
+            let what = "of the host, for requests that give way";
+            summary.push("swap space", format!("{:>9}  {what}", size(memory.swap)));
         }
         summary
     }

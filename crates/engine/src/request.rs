@@ -212,6 +212,13 @@ impl ValidRequest {
         self.max_tokens
     }
 
+    /// The same as another output of an earlier request, whose prompt it shares.
+    #[must_use]
+    pub fn sharing_prompt_of(mut self, leader: Option<RequestId>) -> Self {
+        self.spec.shares_prompt_of = leader;
+        self
+    }
+
     pub(crate) fn into_spec(self) -> (RequestSpec, usize) {
         (self.spec, self.max_tokens)
     }

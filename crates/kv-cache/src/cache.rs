@@ -117,9 +117,10 @@ impl KvCache {
         prefixes.map_or_else(Vec::new, |prefixes| prefixes.find(chain, tokens, max_blocks))
     }
 
-    /// Lets `block` be found as number `index` of a sequence's blocks, of which `before` are the
-    /// earlier ones. Gives the block to use in its place if another has the same content, and
-    /// whether what follows it can be found, too.
+    /// Lets `block` be found as the one after `before`, a sequence's first blocks. Says what became
+    /// of it; `None` if prefixes are not cached.
+    ///
+    /// A block that another table holds stays as it is: that table may have other blocks before it.
     pub(crate) fn insert(
         &mut self,
         block: BlockId,
@@ -127,7 +128,11 @@ impl KvCache {
         chain: &PrefixChain,
         tokens: &[u32],
     ) -> Option<Insertion> {
+        let is_shared = self.pool.ref_count(block) > 1;
         let prefixes = self.prefixes.as_mut()?;
+        if is_shared && !prefixes.contains(block) && !prefixes.knows(before.len(), chain) {
+            return Some(Insertion::Shared);
+        }
         let insertion = prefixes.insert(block, before.last(), (chain, before.len()), tokens);
         if insertion == Insertion::New {
             self.pool.retain(block);

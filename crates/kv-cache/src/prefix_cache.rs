@@ -53,6 +53,8 @@ pub(crate) enum Insertion {
     Known(BlockId),
     /// Its hash is another content's: neither it nor what follows it can be found.
     Collision,
+    /// Another table holds it, perhaps after other blocks.
+    Shared,
 }
 
 impl PrefixCache {
@@ -101,6 +103,11 @@ impl PrefixCache {
             found.push(block);
         }
         found
+    }
+
+    /// Whether some content has the hash of number `index` of the chain's blocks.
+    pub(crate) fn knows(&self, index: usize, chain: &PrefixChain) -> bool {
+        self.by_hash.contains_key(&chain.hashes()[index])
     }
 
     /// Lets `block` be found: number `index` of the chain's, after `before`, with these tokens.

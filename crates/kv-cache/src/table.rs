@@ -190,7 +190,7 @@ impl BlockTable {
                     cache.free(block);
                     self.blocks[index] = other;
                 }
-                Some(Insertion::Collision) | None => return,
+                Some(Insertion::Collision | Insertion::Shared) | None => return,
             }
             self.num_cached = index + 1;
         }

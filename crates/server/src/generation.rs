@@ -80,6 +80,8 @@ pub(crate) struct Delta {
     pub(crate) text: String,
     /// Tokens generated, whether or not they show in the text.
     pub(crate) num_tokens: usize,
+    /// Tokens of the prompt that did not have to be computed; told once for every prompt.
+    pub(crate) num_cached_tokens: usize,
     /// Those tokens, if logprobs were asked for.
     pub(crate) tokens: Vec<ScoredToken>,
     /// Set in a sequence's last delta, and only there.
@@ -103,9 +105,17 @@ pub(crate) fn start(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Del
         checked.push((request, TextStream::new(state.tokenizer(), &spec.text)?));
     }
     let mut sequences = Vec::with_capacity(checked.len());
+    // The latest prompt, and the first output for it: the others share what that one computes.
+    let mut first: Option<(Vec<u32>, RequestId)> = None;
     for (index, (request, text)) in checked.into_iter().enumerate() {
+        let prompt = request.prompt().to_vec();
+        let leader = first.as_ref().filter(|first| first.0 == prompt).map(|first| first.1);
         // A refusal drops, and thereby aborts, those that were accepted before.
-        let sequence = Sequence::submit(state, request, text)?;
+        let mut sequence = Sequence::submit(state, request.sharing_prompt_of(leader), text)?;
+        sequence.counts_prompt = leader.is_none();
+        if leader.is_none() {
+            first = sequence.request.id.map(|id| (prompt, id));
+        }
         let numbered = move |sequence: Sequence| async move {
             let (item, sequence) = sequence.next().await?;
             Some(((index, item), sequence))
@@ -138,6 +148,7 @@ pub(crate) async fn collect(
         let (whole, delta) = (&mut wholes[index], delta?);
         whole.text += &delta.text;
         whole.num_tokens += delta.num_tokens;
+        whole.num_cached_tokens += delta.num_cached_tokens;
         whole.tokens.extend(delta.tokens);
         whole.finish = delta.finish;
     }
@@ -152,6 +163,8 @@ struct Sequence {
     updates: mpsc::Receiver<Update>,
     phase: watch::Receiver<Phase>,
     text: TextStream,
+    /// Whether it is still to tell what of its prompt was cached; only the first output does.
+    counts_prompt: bool,
     /// Since the last delta.
     pending: Delta,
     ended: bool,
@@ -175,6 +188,7 @@ impl Sequence {
             updates,
             phase: state.watch_phase(),
             text,
+            counts_prompt: true,
             pending: Delta::default(),
             ended: false,
         })
@@ -219,6 +233,9 @@ impl Sequence {
     fn take_token(&mut self, update: TokenUpdate) {
         self.pending.num_tokens += 1;
         self.clock.token();
+        if std::mem::take(&mut self.counts_prompt) {
+            self.pending.num_cached_tokens = update.num_cached_tokens;
+        }
         if let Some(logprob) = update.logprob {
             let (token, top) = (update.token, update.top_logprobs);
             let offset = self.text.num_chars();

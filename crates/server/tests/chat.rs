@@ -24,7 +24,7 @@ async fn a_whole_chat_completion() {
         "choices": [
             {"index": 0, "message": message, "logprobs": null, "finish_reason": "stop"},
         ],
-        "usage": {"prompt_tokens": 20, "completion_tokens": 7, "total_tokens": 27},
+        "usage": {"prompt_tokens": 20, "completion_tokens": 7, "total_tokens": 27, "prompt_tokens_details": {"cached_tokens": 0}},
     });
     assert_eq!(steady(response), expected);
 
@@ -56,7 +56,10 @@ async fn a_streamed_chat_completion() {
         delta(json!({"content": "a"}), json!(null)),
         delta(json!({"content": "b"}), json!(null)),
         delta(json!({}), json!("stop")),
-        chunk(json!([]), json!({"prompt_tokens": 20, "completion_tokens": 3, "total_tokens": 23})),
+        chunk(
+            json!([]),
+            json!({"prompt_tokens": 20, "completion_tokens": 3, "total_tokens": 23, "prompt_tokens_details": {"cached_tokens": 0}}),
+        ),
     ];
     assert_eq!(chunks(&server.stream(PATH, body).await), expected);
 }
@@ -120,7 +123,12 @@ async fn long_messages_are_encoded_off_thread() {
 async fn logprobs_carry_bytes() {
     let token = |token, logprob, top: &[(u32, f32)]| {
         let top_logprobs = top.to_vec();
-        Update::Token(TokenUpdate { token, logprob: Some(logprob), top_logprobs })
+        Update::Token(TokenUpdate {
+            token,
+            logprob: Some(logprob),
+            top_logprobs,
+            ..TokenUpdate::default()
+        })
     };
     let updates = vec![
         token(97, -0.5, &[(98, -0.25)]),

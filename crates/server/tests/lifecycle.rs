@@ -28,7 +28,7 @@ fn endless() -> FakeEngine {
 }
 
 fn token(token: u32) -> Update {
-    Update::Token(TokenUpdate { token, logprob: None, top_logprobs: Vec::new() })
+    Update::Token(TokenUpdate { token, ..TokenUpdate::default() })
 }
 
 async fn until(mut holds: impl FnMut() -> bool) {

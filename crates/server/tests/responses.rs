@@ -170,7 +170,12 @@ async fn a_response_that_fails() {
 #[tokio::test]
 async fn logprobs_of_the_text() {
     let token = |token: u32| {
-        Update::Token(TokenUpdate { token, logprob: Some(-0.5), top_logprobs: vec![(98, -0.25)] })
+        Update::Token(TokenUpdate {
+            token,
+            logprob: Some(-0.5),
+            top_logprobs: vec![(98, -0.25)],
+            ..TokenUpdate::default()
+        })
     };
     let updates = vec![token(97), token(98), Update::Finished(FinishReason::Length)];
     let server = TestServer::rich_with(move |_, _| updates.clone());

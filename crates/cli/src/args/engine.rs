@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 
+use super::memory::MemoryArgs;
+
 /// How the model is loaded and run. Flags that mean what vLLM's mean bear vLLM's names.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
@@ -42,6 +44,9 @@ pub(crate) struct EngineArgs {
     /// Size of the KV cache in GiB, instead of in tokens
     #[arg(long, value_name = "GIB")]
     pub(crate) kv_cache_memory: Option<f64>,
+
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
 
     /// Fraction of a GPU's memory that may be used in all, by weights, steps and KV cache [default:
     /// 0.9]

@@ -6,6 +6,7 @@
 mod batching;
 mod bench;
 mod engine;
+mod memory;
 mod policy;
 
 use std::num::NonZeroUsize;
@@ -18,6 +19,7 @@ pub(crate) use engine::{
     DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, StepArgs, Switch,
     WeightDtype,
 };
+pub(crate) use memory::MemoryArgs;
 pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};
 
 const EXAMPLES: &str = "\

@@ -112,7 +112,7 @@ impl ChatReader {
         counts: &mut TokenCounts,
     ) -> ChatDelta {
         let parser = &mut self.parsers[index];
-        counts.completion += delta.num_tokens;
+        counts.add(&delta);
         let was_thinking = parser.is_thinking();
         let pieces = parser.push(delta.text, delta.finish.is_some());
         let is_thought = was_thinking || parser.is_thinking();

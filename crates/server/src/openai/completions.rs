@@ -133,7 +133,7 @@ pub(crate) async fn create(
         return Ok(sse::respond(deltas, ChunkEvents::new(writer, head, stream_usage, counts)));
     }
     let wholes = generation::collect(deltas, num_sequences).await?;
-    counts.completion = wholes.iter().map(|whole| whole.num_tokens).sum();
+    wholes.iter().for_each(|whole| counts.add(whole));
     let mut wholes = best(wholes, n, best_of);
     if top_logprobs.is_none() {
         wholes.iter_mut().for_each(|whole| whole.tokens.clear());
@@ -239,7 +239,7 @@ impl ChunkWriter for CompletionWriter {
         delta: Delta,
         counts: &mut TokenCounts,
     ) -> Vec<CompletionChoice> {
-        counts.completion += delta.num_tokens;
+        counts.add(&delta);
         vec![self.choice(index, delta)]
     }
 }

@@ -80,8 +80,15 @@ pub(crate) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    prompt_tokens_details: PromptDetails,
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens_details: Option<CompletionDetails>,
+}
+
+/// What of the prompts was found in the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct PromptDetails {
+    cached_tokens: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -96,6 +103,7 @@ impl From<TokenCounts> for Usage {
             prompt_tokens: counts.prompt,
             completion_tokens: counts.completion,
             total_tokens: counts.prompt + counts.completion,
+            prompt_tokens_details: PromptDetails { cached_tokens: counts.cached },
             completion_tokens_details: counts.reasoning.map(details),
         }
     }

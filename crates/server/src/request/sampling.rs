@@ -21,6 +21,7 @@ const MAX_STOP_BYTES: usize = 1024;
 const MAX_BIAS: f32 = 100.0;
 /// OpenAI allows 2. Beyond this one all tokens are about as likely as each other.
 const MAX_TEMPERATURE: f32 = 100.0;
+const MAX_SALT_BYTES: usize = 1024;
 /// Most sequences of one HTTP request.
 const MAX_SEQUENCES: usize = 1024;
 
@@ -45,6 +46,7 @@ pub(crate) struct SamplingFields {
     priority: Option<i32>,
     timeout_ms: Option<u64>,
     user: Option<String>,
+    cache_salt: Option<String>,
 }
 
 /// How long an output may get.
@@ -65,6 +67,7 @@ pub(crate) struct SequenceTemplate {
     seed: Option<u64>,
     length: Length,
     service: Service,
+    cache_salt: Option<String>,
     pub(crate) text: TextOptions,
     /// What the output must be; `None`: anything.
     pub(crate) grammar: Option<SharedGrammar>,
@@ -138,8 +141,9 @@ impl SamplingFields {
             position: around.position,
         };
         let seed = self.seed.map(i64::cast_unsigned);
-        let length = around.length;
-        Ok(SequenceTemplate { sampling, seed, length, service, text, grammar: None })
+        let (length, cache_salt) = (around.length, resolve_salt(self.cache_salt)?);
+        let grammar = None;
+        Ok(SequenceTemplate { sampling, seed, length, service, cache_salt, text, grammar })
     }
 }
 
@@ -183,9 +187,21 @@ impl SequenceTemplate {
             priority: self.service.priority,
             tenant: self.service.tenant.clone(),
             timeout: self.service.timeout,
+            cache_salt: self.cache_salt.clone(),
+            shares_prompt_of: None,
         };
         SequenceSpec { request, text: self.text.clone() }
     }
+}
+
+/// As in vLLM: an empty salt would look like protection and be none.
+fn resolve_salt(salt: Option<String>) -> Result<Option<String>, ApiError> {
+    let len = salt.as_ref().map_or(1, String::len);
+    if !(1..=MAX_SALT_BYTES).contains(&len) {
+        let reason = format!("has {len} bytes; it must have 1 to {MAX_SALT_BYTES}");
+        return Err(ApiError::invalid("cache_salt", reason));
+    }
+    Ok(salt)
 }
 
 fn resolve_temperature(temperature: Option<f32>) -> Result<f32, ApiError> {
@@ -311,7 +327,7 @@ mod tests {
             "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3,
             "logit_bias": {"7": -100, "3": 1.5}, "seed": -1, "stop": "x",
             "stop_token_ids": [9, 2], "min_tokens": 3, "include_stop_str_in_output": true,
-            "skip_special_tokens": false}"#;
+            "skip_special_tokens": false, "cache_salt": "ours"}"#;
         let template = resolve(json, Length::Asked(8)).unwrap();
         let sequences = template.sequences(&[vec![1], vec![4, 5]], 2, &LIMITS).unwrap();
         let expected = SamplingParams {
@@ -335,6 +351,7 @@ mod tests {
         assert_eq!(request.max_tokens, Some(8));
         assert_eq!(request.min_tokens, 3);
         assert_eq!(request.stop_token_ids, [2, 9]);
+        assert_eq!(request.cache_salt.as_deref(), Some("ours"));
         let text = &sequences[3].text;
         assert_eq!(text.stops, ["x"]);
         assert!(text.include_stop && !text.skip_special_tokens);
@@ -378,6 +395,8 @@ mod tests {
         check(&format!(r#"{{"stop": {:?}}}"#, vec!["a"; 17]), "stop");
         check(&format!(r#"{{"stop": "{}"}}"#, "a".repeat(1025)), "stop");
         check(r#"{"min_tokens": 5}"#, "min_tokens");
+        check(r#"{"cache_salt": ""}"#, "cache_salt");
+        check(&format!(r#"{{"cache_salt": "{}"}}"#, "a".repeat(1025)), "cache_salt");
         let template = resolve("{}", Length::Rest).unwrap();
         assert!(template.sequences(&vec![vec![1]; 9], 114, &LIMITS).is_err(), "1,026 sequences");
     }

@@ -90,8 +90,7 @@ pub(crate) fn bytes(text: &str) -> Vec<u32> {
 
 /// Updates that spell tokens and then end.
 pub(crate) fn script(tokens: &[u32], end: FinishReason) -> Vec<Update> {
-    let token =
-        |&token| Update::Token(TokenUpdate { token, logprob: None, top_logprobs: Vec::new() });
+    let token = |&token| Update::Token(TokenUpdate { token, ..TokenUpdate::default() });
     tokens.iter().map(token).chain([Update::Finished(end)]).collect()
 }
 

@@ -64,7 +64,7 @@ impl From<TokenCounts> for Usage {
     fn from(counts: TokenCounts) -> Self {
         Self {
             input_tokens: counts.prompt,
-            input_tokens_details: InputDetails { cached_tokens: 0 },
+            input_tokens_details: InputDetails { cached_tokens: counts.cached },
             output_tokens: counts.completion,
             output_tokens_details: OutputDetails {
                 reasoning_tokens: counts.reasoning.unwrap_or(0),
