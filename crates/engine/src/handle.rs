@@ -50,7 +50,8 @@ pub(crate) struct Client {
     /// `None` once the final message was sent.
     sink: Option<Box<dyn TokenSink>>,
     has_started: bool,
-    _ticket: Ticket,
+    /// Given back before the final message: who has that sees the place free.
+    ticket: Option<Ticket>,
 }
 
 impl Client {
@@ -72,6 +73,7 @@ impl Client {
     }
 
     fn send_final(&mut self, reason: FinishReason) {
+        self.ticket = None;
         if let Some(mut sink) = self.sink.take() {
             // Whoever went away does not miss the message.
             let _ = sink.send(Update::Finished(reason));
@@ -202,7 +204,7 @@ impl EngineHandle {
         let client = Client {
             sink: Some(sink),
             has_started: false,
-            _ticket: self.take_ticket().ok_or(full)?,
+            ticket: Some(self.take_ticket().ok_or(full)?),
         };
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let submission = Submission { id, request, client, submitted: Instant::now() };
