@@ -24,7 +24,8 @@ async fn a_whole_chat_completion() {
         "choices": [
             {"index": 0, "message": message, "logprobs": null, "finish_reason": "stop"},
         ],
-        "usage": {"prompt_tokens": 20, "completion_tokens": 7, "total_tokens": 27, "prompt_tokens_details": {"cached_tokens": 0}},
+        "usage": {"prompt_tokens": 20, "completion_tokens": 7, "total_tokens": 27,
+            "prompt_tokens_details": {"cached_tokens": 0}},
     });
     assert_eq!(steady(response), expected);
 
@@ -58,7 +59,8 @@ async fn a_streamed_chat_completion() {
         delta(json!({}), json!("stop")),
         chunk(
             json!([]),
-            json!({"prompt_tokens": 20, "completion_tokens": 3, "total_tokens": 23, "prompt_tokens_details": {"cached_tokens": 0}}),
+            json!({"prompt_tokens": 20, "completion_tokens": 3, "total_tokens": 23,
+                "prompt_tokens_details": {"cached_tokens": 0}}),
         ),
     ];
     assert_eq!(chunks(&server.stream(PATH, body).await), expected);

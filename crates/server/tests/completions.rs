@@ -22,7 +22,8 @@ async fn a_whole_completion() {
         "choices": [
             {"index": 0, "text": " world", "logprobs": null, "finish_reason": "stop"},
         ],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}2, "prompt_tokens_details": {"cached_tokens": 0}},
+        "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12,
+            "prompt_tokens_details": {"cached_tokens": 0}},
     });
     assert_eq!(steady(response), expected);
     assert_eq!(server.engine.requests(), [(bytes("Hello"), 16)]);
@@ -51,7 +52,8 @@ async fn a_streamed_completion() {
         chunk(choice("", json!("length")), json!(null)),
         chunk(
             json!([]),
-            json!({"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 0}}),
+            json!({"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5,
+                "prompt_tokens_details": {"cached_tokens": 0}}),
         ),
     ];
     assert_eq!(chunks(&server.stream(PATH, body).await), expected);
@@ -96,7 +98,8 @@ async fn several_outputs_per_prompt_are_told_apart() {
     let texts: Vec<_> =
         response["choices"].as_array().unwrap().iter().map(|c| c["text"].clone()).collect();
     assert_eq!(texts, ["10", "11", "22", "23"]);
-    let usage = json!({"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}5, "prompt_tokens_details": {"cached_tokens": 0}});
+    let usage = json!({"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 0}});
     assert_eq!(response["usage"], usage, "a prompt counts once, every output counts");
 
     let mut texts = vec![String::new(); 4];

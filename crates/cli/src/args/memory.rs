@@ -21,8 +21,8 @@ pub(crate) struct MemoryArgs {
     #[arg(long, value_enum, default_value_t = PreemptionChoice::Auto)]
     preemption: PreemptionChoice,
 
-    /// Host memory in GiB for requests that gave way, pinned where a GPU computes [default: 4, or an
-    /// eighth of the memory on small machines; none where all requests fit the KV cache]
+    /// Host memory in GiB for requests that gave way, pinned where a GPU computes [default: 4, or
+    /// an eighth of the memory on small machines; none where all requests fit the KV cache]
     #[arg(long, value_name = "GIB")]
     pub(crate) swap_space: Option<f64>,
 }

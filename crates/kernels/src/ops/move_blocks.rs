@@ -5,8 +5,8 @@ use crate::{Budget, DevicePtr, Kernel, KernelSpec, Launch, Source};
 /// Copies parts of blocks between two places that have them.
 ///
 /// Host memory is reached over the bus by the kernel itself: a block's many parts cost one launch
-/// instead of one copy each. It keeps to a few processors, since the bus is the bottleneck and steps
-/// need the others.
+/// instead of one copy each. It keeps to a few processors, since the bus is the bottleneck and
+/// steps need the others.
 #[derive(Clone, Copy, Debug)]
 pub struct MoveBlocks;
 
