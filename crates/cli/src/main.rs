@@ -4,7 +4,7 @@
 //! [`device`] (what computes), [`resolve`] (numbers instead of defaults), [`memory`] (whose is
 //! what), [`assembly`] (all that to an engine), [`start`] (which then runs), [`serve`], [`run`],
 //! [`chat`], [`doctor`], [`bench`],
-//! [`bench_kernels`] (the commands), [`answer`] (one prompt's text as it comes).
+//! [`bench_kernels`], [`tune`] (the commands), [`answer`] (one prompt's text as it comes).
 //!
 //! Invariant: the only room that reads arguments and environment.
 //! Invariant: stdout has answers only; all else goes to stderr.
@@ -39,6 +39,7 @@ mod summary;
 mod swap;
 mod text;
 mod trace_file;
+mod tune;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::chat(args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Bench(args) => bench::bench(&args.command),
+        Command::Tune(args) => tune::tune(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

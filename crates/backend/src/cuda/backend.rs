@@ -9,7 +9,7 @@ use super::{
     check::check,
     device::{Device, DeviceInfo},
     event::CudaEvent,
-    gemm::{Bias, Gemm, Norm, Product},
+    gemm::{Bias, Gemm, Next, Norm, Product, Tuned, TunedProduct},
     graph::{self, CapturedGraph},
     loaded::KernelLoader,
     memory::{CudaBuffer, CudaHostBuffer, Element},
@@ -125,6 +125,16 @@ impl CudaBackend {
         &self.shared.device
     }
 
+    /// How `product` is computed and how long it takes, chosen anew if `again`: one line of the
+    /// table that products are looked up in. Weights of its sides must have been loaded, enough
+    /// that the L2 cache does not hold them all.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] if there are none, or no memory for the rest.
+    pub fn tune(&self, product: &TunedProduct, again: bool) -> Result<Tuned, BackendError> {
+        self.shared.gemm.tuned(product, again, &CudaStream::new(&self.shared.device)?)
+    }
+
     fn alloc(&self, label: &str, len: usize, element: Element) -> Result<CudaBuffer, BackendError> {
         CudaBuffer::zeroed(&self.shared.device, label, len, element)
     }
@@ -151,7 +161,18 @@ impl CudaBackend {
             n,
             k,
             accumulate,
+            next: Next::Nothing,
         }
+    }
+
+    /// Enqueues a product; whether what comes next is done as well. In a rehearsal it is not, so
+    /// that its own kernels are prepared too.
+    fn multiply(&self, product: &Product, stream: &CudaStream) -> Result<bool, BackendError> {
+        self.shared.gemm.prepare(product, stream)?;
+        if rehearsal::is_on() {
+            return Ok(false);
+        }
+        self.shared.gemm.enqueue(product, stream)
     }
 }
 
@@ -348,12 +369,7 @@ impl Backend for CudaBackend {
     }
 
     fn matmul(&self, args: Matmul<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
-        let product = self.product(&args);
-        self.shared.gemm.prepare(&product, stream)?;
-        if rehearsal::is_on() {
-            return Ok(());
-        }
-        self.shared.gemm.enqueue(&product, stream)
+        self.multiply(&self.product(&args), stream).map(drop)
     }
 
     fn matmul_by_library(
@@ -379,17 +395,12 @@ impl Backend for CudaBackend {
         norm: RmsNorm<'_, Self>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let product = self.product(&matmul);
-        let adds = matmul.accumulate && matmul.out.element() == Element::F32;
-        let (weight, out) = (norm.weight.address(), norm.out.address());
-        let fused = Norm { weight, out, eps: norm.eps };
-        if adds
-            && norm.x.address() == product.out
-            && self.shared.gemm.add_norm(&product, fused, stream)?
-        {
+        assert_eq!(norm.x.address(), matmul.out.address(), "the norm is of what was added to");
+        let (weight, out, eps) = (norm.weight.address(), norm.out.address(), norm.eps);
+        let next = Next::Norm(Norm { weight, out, eps });
+        if self.multiply(&Product { next, ..self.product(&matmul) }, stream)? {
             return Ok(());
         }
-        self.matmul(matmul, stream)?;
         self.rms_norm(norm, stream)
     }
 
@@ -398,11 +409,10 @@ impl Backend for CudaBackend {
         args: GatedMatmul<'_, Self>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let both = self.product(&args.matmul());
-        if self.shared.gemm.gated(&Product { out: args.out.address(), ..both }, stream)? {
+        let next = Next::Silu { out: args.out.address() };
+        if self.multiply(&Product { next, ..self.product(&args.matmul()) }, stream)? {
             return Ok(());
         }
-        self.matmul(args.matmul(), stream)?;
         self.silu_and_mul(args.gate_up, args.out, args.num_rows, args.len, stream)
     }
 

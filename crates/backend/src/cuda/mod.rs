@@ -35,6 +35,7 @@ mod weights;
 pub use backend::{CudaBackend, CudaConfig};
 pub use device::DeviceInfo;
 pub use event::CudaEvent;
+pub use gemm::{Tuned, TunedKind, TunedProduct};
 pub use libraries::usual_library_folders;
 pub use memory::{CudaBuffer, CudaHostBuffer};
 pub use memory_plan::MemoryPlan;

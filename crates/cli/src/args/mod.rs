@@ -1,13 +1,14 @@
 //! What users write. Nothing is resolved here.
 //!
 //! Here: commands and what only they have. [`engine`]: how models are loaded and run, which all
-//! commands share. [`policy`]: who runs when. [`bench`]: experiments.
+//! commands share. [`policy`]: who runs when. [`bench`]: experiments. [`tune`]: which kernels.
 
 mod batching;
 mod bench;
 mod engine;
 mod memory;
 mod policy;
+mod tune;
 
 use std::num::NonZeroUsize;
 
@@ -21,6 +22,7 @@ pub(crate) use engine::{
 };
 pub(crate) use memory::MemoryArgs;
 pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};
+pub(crate) use tune::TuneArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -103,13 +105,18 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
+    /// Show by which kernels a GPU computes a model's matrix products, and choose them anew
+    #[command(after_help = tune::EXAMPLES)]
+    Tune(TuneArgs),
 }
 
 impl Command {
     pub(crate) fn default_log_level(&self) -> &'static str {
         match self {
             Self::Serve(_) => "info",
-            Self::Run(_) | Self::Chat(_) | Self::Doctor(_) | Self::Bench(_) => "warn",
+            Self::Run(_) | Self::Chat(_) | Self::Doctor(_) | Self::Bench(_) | Self::Tune(_) => {
+                "warn"
+            }
         }
     }
 }

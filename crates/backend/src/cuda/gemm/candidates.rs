@@ -59,6 +59,7 @@ impl Gemm {
                 let few = Gemv::MAX_ROWS as usize + 1..=FlatGemm::MAX_ROWS as usize;
                 Ok(few.contains(&problem.num_rows) && problem.n.is_multiple_of(8))
             }
+            Method::Hopper => Ok(self.hopper.takes(problem)),
         }
     }
 

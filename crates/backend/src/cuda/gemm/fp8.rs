@@ -54,7 +54,7 @@ impl Gemm {
                 self.takes(&descriptors.bf16, (problem, Element::Bf16), &algorithm)
             }
             (Method::Gemv, _) => Ok(problem.num_rows <= Fp8Gemv::MAX_ROWS as usize),
-            (Method::Library(_) | Method::Flat(_), _) => Ok(false),
+            (Method::Library(_) | Method::Flat(_) | Method::Hopper, _) => Ok(false),
         }
     }
 
@@ -106,7 +106,7 @@ impl Gemm {
                 stream.scratch(expanded_bytes(product))?;
                 self.expand(product).map(drop)
             }
-            Method::Gemv | Method::Flat(_) => self.fp8_gemv(product).map(drop),
+            Method::Gemv | Method::Flat(_) | Method::Hopper => self.fp8_gemv(product).map(drop),
         }
     }
 
@@ -133,7 +133,7 @@ impl Gemm {
                 let descriptor = &plan.descriptors.bf16;
                 self.launch_library(descriptor, algorithm, (product, operands), stream)
             }
-            Method::Gemv | Method::Flat(_) => {
+            Method::Gemv | Method::Flat(_) | Method::Hopper => {
                 self.fp8_gemv(product)?.launch(&gemv_params(product), stream)
             }
         }

@@ -10,7 +10,11 @@ use inflight_kernels::{
     },
 };
 
-use super::{Product, word};
+use super::{
+    Next, Norm, Problem, Product,
+    problem::{NextKind, WeightKind},
+    word,
+};
 use crate::{
     BackendError,
     cuda::{
@@ -30,77 +34,86 @@ pub(super) struct HopperGemms {
     add_norm: ByKey<(), Loaded<AddNorm>>,
 }
 
-/// The norm of what was added to.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::cuda) struct Norm {
-    /// `[n]`, f32.
-    pub(in crate::cuda) weight: u64,
-    /// `[num_rows, n]`, bf16.
-    pub(in crate::cuda) out: u64,
-    pub(in crate::cuda) eps: f32,
-}
-
 impl HopperGemms {
     pub(super) fn new(loader: &Arc<KernelLoader>) -> Self {
         let (gemms, add_norm) = (ByKey::default(), ByKey::default());
         Self { loader: Arc::clone(loader), gemms, add_norm }
     }
 
-    /// Whether `op` of this product is worth it and possible.
-    pub(super) fn takes(&self, product: &Product, op: HopperOp) -> bool {
-        let MatrixPlace::Bf16(_) = product.weight else { return false };
-        let fits = match self.kernel(product, op) {
-            Ok(kernel) => match op {
-                HopperOp::Silu => product.n.is_multiple_of(16),
-                HopperOp::Parts => {
-                    let bytes = kernel.num_parts() as usize * product.num_rows * product.n * 4;
-                    bytes <= WORKSPACE_BYTES && AddNorm::check_len(word(product.n)).is_ok()
-                }
-            },
-            Err(_) => false,
+    /// Whether there is a kernel for this product and what comes next.
+    pub(super) fn takes(&self, problem: Problem) -> bool {
+        let Problem { num_rows, n, k, f32_out, accumulate, .. } = problem;
+        if problem.weights != WeightKind::Bf16 {
+            return false;
+        }
+        let op = match problem.next {
+            NextKind::Nothing => return false,
+            NextKind::Silu if n.is_multiple_of(16) && !accumulate => HopperOp::Silu,
+            NextKind::Norm if f32_out && accumulate => HopperOp::Parts,
+            NextKind::Silu | NextKind::Norm => return false,
         };
-        fits && product.n.is_multiple_of(8) && product.k.is_multiple_of(8)
+        let Ok(kernel) = self.kernel((num_rows, n, k), op) else { return false };
+        let parts_bytes = kernel.num_parts() as usize * num_rows * n * size_of::<f32>();
+        let adds = parts_bytes <= WORKSPACE_BYTES && AddNorm::check_len(word(n)).is_ok();
+        (op == HopperOp::Silu || adds) && n.is_multiple_of(8) && k.is_multiple_of(8)
     }
 
-    /// `out = silu(a) * b` of the halves of `x * weight^T (+ bias)`, `[num_rows, n / 2]`.
-    pub(super) fn gated(&self, product: &Product, stream: &CudaStream) -> Result<(), BackendError> {
-        self.launch(product, HopperOp::Silu, product.out, stream).map(drop)
+    /// Loads what `product` and what comes next need.
+    pub(super) fn load(&self, product: &Product) -> Result<(), BackendError> {
+        let op = match product.next {
+            Next::Norm(_) => HopperOp::Parts,
+            Next::Nothing | Next::Silu { .. } => HopperOp::Silu,
+        };
+        self.loaded(product, op)?;
+        self.add_norm().map(drop)
     }
 
-    /// `out += x * weight^T (+ bias)`, and its norm if asked for.
-    pub(super) fn add_norm(
+    /// Enqueues `product` and what comes next.
+    pub(super) fn launch(
         &self,
         product: &Product,
-        norm: Option<Norm>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        match product.next {
+            Next::Nothing => Err(lost("matmul", "nothing comes next")),
+            Next::Silu { out } => self.multiply(product, HopperOp::Silu, out, stream).map(drop),
+            Next::Norm(norm) => self.add_and_norm(product, norm, stream),
+        }
+    }
+
+    /// `out += x * weight^T (+ bias)`, and its norm.
+    fn add_and_norm(
+        &self,
+        product: &Product,
+        norm: Norm,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         let parts = stream.workspace()?.address();
-        let num_parts = self.launch(product, HopperOp::Parts, parts, stream)?;
+        let num_parts = self.multiply(product, HopperOp::Parts, parts, stream)?;
         let params = AddNormParams {
             x: product.out,
             parts,
             bias: product.bias.map_or(0, |bias| bias.f32),
-            weight: norm.map_or(0, |norm| norm.weight),
-            out: norm.map_or(0, |norm| norm.out),
+            weight: norm.weight,
+            out: norm.out,
             num_rows: word(product.num_rows),
             num_parts,
             len: word(product.n),
-            eps: norm.map_or(0.0, |norm| norm.eps),
+            eps: norm.eps,
         };
-        let add_norm = self.add_norm.get((), || self.loader.load(AddNorm))?;
-        add_norm.launch(&params, stream)
+        self.add_norm()?.launch(&params, stream)
     }
 
     /// Enqueues the product alone; how many parts its sums are in.
-    fn launch(
+    fn multiply(
         &self,
         product: &Product,
         op: HopperOp,
         out: u64,
         stream: &CudaStream,
     ) -> Result<u32, BackendError> {
-        let kernel = self.kernel(product, op)?;
-        let loaded = self.gemms.get(kernel, || self.loader.load(kernel))?;
+        let loaded = self.loaded(product, op)?;
+        let kernel = loaded.kernel();
         let Product { x, num_rows, n, k, .. } = *product;
         let MatrixPlace::Bf16(weight) = product.weight else {
             return Err(lost("matmul", "the weights are not in bf16"));
@@ -119,8 +132,24 @@ impl HopperGemms {
         Ok(kernel.num_parts())
     }
 
-    fn kernel(&self, product: &Product, op: HopperOp) -> Result<HopperGemm, BackendError> {
-        let Product { num_rows, n, k, .. } = *product;
+    fn loaded(
+        &self,
+        product: &Product,
+        op: HopperOp,
+    ) -> Result<Arc<Loaded<HopperGemm>>, BackendError> {
+        let kernel = self.kernel((product.num_rows, product.n, product.k), op)?;
+        self.gemms.get(kernel, || self.loader.load(kernel))
+    }
+
+    fn add_norm(&self) -> Result<Arc<Loaded<AddNorm>>, BackendError> {
+        self.add_norm.get((), || self.loader.load(AddNorm))
+    }
+
+    fn kernel(
+        &self,
+        (num_rows, n, k): (usize, usize, usize),
+        op: HopperOp,
+    ) -> Result<HopperGemm, BackendError> {
         let num_rows = u32::try_from(num_rows).unwrap_or(u32::MAX);
         let shape = HopperShape { num_rows, rows: word(n), cols: word(k) };
         HopperGemm::new(&self.loader.gpu, shape, op).map_err(unsupported)

@@ -8,7 +8,8 @@
 //! [`fp8`]: weights in fp8, which few rows of x meet as they are, and many rounded to fp8 too.
 //! [`problem`]: which products are computed alike. [`descriptor`]: what cuBLASLt is told.
 //! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold
-//! L2. [`store`]: the choices of earlier runs. [`hopper`]: products that do what comes next too.
+//! L2 and with the [`neighbours`] that products have in the loop. [`store`]: the choices of earlier
+//! runs. [`table`]: all that for people. [`hopper`]: products that do what comes next too.
 //! [`library`]: cuBLASLt alone, to compare with.
 
 mod candidates;
@@ -16,8 +17,10 @@ mod descriptor;
 mod fp8;
 mod hopper;
 mod library;
+mod neighbours;
 mod problem;
 mod store;
+mod table;
 mod tune;
 
 use std::{
@@ -27,23 +30,23 @@ use std::{
 };
 
 use cudarc::{cublaslt::sys as lt, driver::sys};
-pub(super) use hopper::Norm;
 use inflight_kernels::{
     Element as KernelElement,
     ops::{
         flat_gemm::{FlatGemm, FlatGemmParams, FlatShape, Ring},
         gemv::{Gemv, GemvParams},
-        hopper_gemm::HopperOp,
     },
 };
-use problem::WeightKind;
 pub(super) use problem::{Problem, row_bucket};
 use store::MethodStore;
+pub use table::{Tuned, TunedKind, TunedProduct};
 
 use self::{
     descriptor::{Layouts, ProductDescriptor},
     fp8::Fp8Kernels,
     hopper::HopperGemms,
+    neighbours::Neighbours,
+    problem::{NextKind, WeightKind},
 };
 use super::{
     by_key::ByKey,
@@ -57,6 +60,9 @@ use super::{
 };
 use crate::BackendError;
 
+/// Elements of a matrix that is read faster than a kernel is launched.
+const SMALL_MATRIX: usize = 2 << 20;
+
 /// cuBLASLt, our own kernels, and how every product met so far is computed.
 pub(super) struct Gemm {
     device: Arc<Device>,
@@ -66,6 +72,7 @@ pub(super) struct Gemm {
     flat: ByKey<FlatGemm, Loaded<FlatGemm>>,
     fp8: Fp8Kernels,
     hopper: HopperGemms,
+    neighbours: Neighbours,
     handle: lt::cublasLtHandle_t,
     state: Mutex<State>,
 }
@@ -111,6 +118,8 @@ enum Method {
     Gemv,
     /// Our kernel for few rows.
     Flat(Ring),
+    /// Our kernels for few rows on Hopper, which do what comes next as well.
+    Hopper,
 }
 
 /// A bias, `[n]`.
@@ -138,6 +147,29 @@ pub(super) struct Product {
     pub(super) k: usize,
     /// Add to `out` instead of overwriting it.
     pub(super) accumulate: bool,
+    pub(super) next: Next,
+}
+
+/// What is to be computed of a product, by the same kernels if that is faster.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Next {
+    Nothing,
+    /// `out = silu(a) * b` of its halves, bf16.
+    Silu {
+        /// `[num_rows, n / 2]`. Of the product itself nothing may remain.
+        out: sys::CUdeviceptr,
+    },
+    Norm(Norm),
+}
+
+/// RMSNorm of what was added to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm {
+    /// `[n]`, f32.
+    pub(super) weight: sys::CUdeviceptr,
+    /// `[num_rows, n]`, bf16.
+    pub(super) out: sys::CUdeviceptr,
+    pub(super) eps: f32,
 }
 
 /// What cuBLASLt multiplies: [`Product`]'s, or those in another type.
@@ -207,6 +239,7 @@ impl Gemm {
             flat: ByKey::default(),
             fp8: Fp8Kernels::default(),
             hopper: HopperGemms::new(loader),
+            neighbours: Neighbours::new(loader),
             handle,
             state: Mutex::new(state),
         })
@@ -261,49 +294,22 @@ impl Gemm {
             (MatrixPlace::Bf16(_), Method::Library(_) | Method::Expanded(_)) => Ok(()),
             (MatrixPlace::Bf16(_), Method::Gemv) => self.gemv(product).map(drop),
             (MatrixPlace::Bf16(_), Method::Flat(ring)) => self.flat(product, ring).map(drop),
+            (MatrixPlace::Bf16(_), Method::Hopper) => self.hopper.load(product),
         }
     }
 
-    /// Enqueues `product`, which was prepared.
+    /// Enqueues `product`, which was prepared; whether what comes next is done as well.
     pub(super) fn enqueue(
         &self,
         product: &Product,
         stream: &CudaStream,
-    ) -> Result<(), BackendError> {
+    ) -> Result<bool, BackendError> {
         self.device.bind()?;
         let state = self.lock();
         let plan = state.plans.get(&Problem::of(product));
         let plan = plan.ok_or_else(|| lost("matmul", "a product was not prepared"))?;
-        self.launch(plan, product, stream)
-    }
-
-    /// `out = silu(a) * b` of the halves of `x * weight^T (+ bias)` by one kernel; false if there
-    /// is none for it, and nothing was done.
-    pub(super) fn gated(
-        &self,
-        product: &Product,
-        stream: &CudaStream,
-    ) -> Result<bool, BackendError> {
-        let takes = self.hopper.takes(product, HopperOp::Silu);
-        if takes {
-            self.hopper.gated(product, stream)?;
-        }
-        Ok(takes)
-    }
-
-    /// `out += x * weight^T (+ bias)`, and the norm of `out`; false if there is no kernel for it,
-    /// and nothing was done.
-    pub(super) fn add_norm(
-        &self,
-        product: &Product,
-        norm: Norm,
-        stream: &CudaStream,
-    ) -> Result<bool, BackendError> {
-        let takes = self.hopper.takes(product, HopperOp::Parts);
-        if takes {
-            self.hopper.add_norm(product, Some(norm), stream)?;
-        }
-        Ok(takes)
+        self.launch(plan, product, stream)?;
+        Ok(plan.method == Method::Hopper)
     }
 
     fn launch(
@@ -325,6 +331,7 @@ impl Gemm {
             Method::Flat(ring) => {
                 self.flat(product, *ring)?.launch(&flat_params(product, weight), stream)
             }
+            Method::Hopper => self.hopper.launch(product, stream),
         }
     }
 
@@ -403,7 +410,9 @@ impl Gemm {
         {
             return Ok(Plan { descriptors, method });
         }
-        let candidates = if problem.neighbours() == [problem; 2] {
+        let candidates = if problem.next != NextKind::Nothing {
+            self.candidates_with_next(state, problem, stream)?
+        } else if problem.neighbours() == [problem; 2] {
             self.candidates(&descriptors, problem)?
         } else {
             self.candidates_between(state, &descriptors, problem, stream)?
@@ -416,6 +425,22 @@ impl Gemm {
         }
         state.store.put(problem, plan.method);
         Ok(plan)
+    }
+
+    /// What could compute a problem and what comes next: what computes the problem alone, and our
+    /// kernels that do both. Of small matrices only the latter, which are launched less often.
+    fn candidates_with_next(
+        &self,
+        state: &mut State,
+        problem: Problem,
+        stream: &CudaStream,
+    ) -> Result<Vec<Method>, BackendError> {
+        let takes = self.hopper.takes(problem);
+        if takes && problem.n * problem.k <= SMALL_MATRIX {
+            return Ok(vec![Method::Hopper]);
+        }
+        let alone = self.planned(state, problem.alone(), stream)?;
+        Ok(if takes { vec![alone, Method::Hopper] } else { vec![alone] })
     }
 
     /// What could compute a problem between two powers of two: what computes those, and what

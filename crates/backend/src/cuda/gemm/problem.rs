@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Product, descriptor::Layouts};
+use super::{Next, Product, descriptor::Layouts};
 use crate::{
     BackendError,
     cuda::{memory::Element, weights::MatrixPlace},
@@ -20,6 +20,15 @@ pub(in crate::cuda) struct Problem {
     /// Whether the output is f32 rather than bf16.
     pub(super) f32_out: bool,
     pub(super) weights: WeightKind,
+    pub(super) next: NextKind,
+}
+
+/// What comes next, see [`Next`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum NextKind {
+    Nothing,
+    Silu,
+    Norm,
 }
 
 /// What the weights are stored as.
@@ -52,7 +61,17 @@ impl Problem {
             accumulate: product.accumulate,
             f32_out: product.out_element != Element::Bf16,
             weights: WeightKind::of(product.weight),
+            next: match product.next {
+                Next::Nothing => NextKind::Nothing,
+                Next::Silu { .. } => NextKind::Silu,
+                Next::Norm(_) => NextKind::Norm,
+            },
         }
+    }
+
+    /// The product alone.
+    pub(super) fn alone(self) -> Self {
+        Self { next: NextKind::Nothing, ..self }
     }
 
     /// The same with as many rows as the powers of two below and above; itself, if it is one.
@@ -84,6 +103,11 @@ impl fmt::Display for Problem {
             WeightKind::Bf16 => "",
             WeightKind::Fp8 => "+fp8",
             WeightKind::Fp8Blocks => "+fp8blocks",
+        })?;
+        f.write_str(match self.next {
+            NextKind::Nothing => "",
+            NextKind::Silu => "+silu",
+            NextKind::Norm => "+norm",
         })
     }
 }
@@ -116,8 +140,9 @@ mod tests {
             accumulate: false,
             f32_out: false,
             weights: WeightKind::Fp8,
+            next: NextKind::Silu,
         };
-        assert_eq!(problem.to_string(), "40x8x8+fp8");
+        assert_eq!(problem.to_string(), "40x8x8+fp8+silu");
         let rows = |num_rows| Problem { num_rows, ..problem }.neighbours().map(|p| p.num_rows);
         assert_eq!([rows(1), rows(8), rows(40)], [[1, 1], [8, 8], [32, 64]]);
         assert_eq!([rows(224), rows(256)], [[128, 256], [256, 256]]);

@@ -19,12 +19,13 @@ use crate::cuda::device::DeviceInfo;
 
 /// Counts what changed the speed of our own kernels or how candidates are timed: earlier choices do
 /// not hold then.
-const REVISION: u32 = 3;
+const REVISION: u32 = 4;
 /// How a line names our own kernels.
-const OURS: [(&str, Method); 3] = [
+const OURS: [(&str, Method); 4] = [
     ("gemv", Method::Gemv),
     ("flat-whole", Method::Flat(Ring::Whole)),
     ("flat-half", Method::Flat(Ring::Half)),
+    ("hopper", Method::Hopper),
 ];
 /// What comes before the algorithm of a product with expanded weights.
 const EXPANDED: &str = "expanded ";
@@ -51,6 +52,11 @@ impl MethodStore {
 
     pub(super) fn get(&self, problem: &Problem) -> Option<Method> {
         self.known.get(&problem.to_string()).copied()
+    }
+
+    /// Forgets a choice; what was written is replaced by the next one.
+    pub(super) fn forget(&mut self, problem: &Problem) {
+        self.known.remove(&problem.to_string());
     }
 
     /// Remembers a choice. One line is one write, so that two processes do not mix theirs.
@@ -98,7 +104,10 @@ fn parse(line: &str) -> Option<(String, Method)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::problem::WeightKind, *};
+    use super::{
+        super::problem::{NextKind, WeightKind},
+        *,
+    };
 
     fn device(name: &str) -> DeviceInfo {
         DeviceInfo {
@@ -122,6 +131,7 @@ mod tests {
             accumulate: false,
             f32_out: false,
             weights: WeightKind::Bf16,
+            next: NextKind::Nothing,
         }
     }
 
@@ -137,7 +147,7 @@ mod tests {
         store.put(problem(1), Method::Gemv);
         store.put(problem(32), Method::Flat(Ring::Half));
         store.put(fp8, Method::Expanded(words));
-        let path = folder.join("gemm-NVIDIA-H200-13000-130100-3.txt");
+        let path = folder.join("gemm-NVIDIA-H200-13000-130100-4.txt");
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(
             text,

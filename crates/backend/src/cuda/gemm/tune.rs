@@ -1,5 +1,6 @@
 //! The fastest algorithm for a problem, timed as the loop will run it: inside a graph, so that the
-//! host's launches do not count, and over one matrix after the other, so that the L2 cache is cold.
+//! host's launches do not count; over one matrix after the other, so that the L2 cache is cold; and
+//! between the small kernels that surround it, whose ends and beginnings may overlap with it.
 //!
 //! Products of many rows run for so long that the GPU reaches its power limit and slows down, some
 //! algorithms more than others: on an H200 the fastest of 8192 x 28672 x 4096 in the first
@@ -11,7 +12,7 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use half::bf16;
 
-use super::{Bias, Gemm, Method, Plan, Problem, Product};
+use super::{Bias, Gemm, Method, Next, Norm, Plan, Problem, Product, problem::NextKind};
 use crate::{
     BackendError,
     cuda::{
@@ -46,6 +47,10 @@ const NUM_FINALISTS: usize = 4;
 const HEATING: Duration = Duration::from_millis(150);
 const HOT_ROUND: Duration = Duration::from_millis(40);
 const NUM_HOT_ROUNDS: usize = 2;
+/// Most rows of problems whose neighbours are timed as well: beyond, they are a small part.
+const MAX_ROWS_WITH_NEIGHBOURS: usize = 256;
+/// Bytes of a buffer that is not used: none cannot be allocated.
+const NOTHING: usize = 16;
 
 impl Gemm {
     /// Times `candidates` and puts the fastest into `plan`. Without memory to try them in, `plan`
@@ -117,19 +122,24 @@ fn launches_in(time: Duration, seconds: f64) -> u32 {
 }
 
 /// Operands to try algorithms with.
-struct Trial<'a> {
+pub(super) struct Trial<'a> {
     problem: Problem,
     weights: &'a [MatrixElements],
+    /// `[num_rows, k]`, f32: what a norm makes `x` of.
+    state: Allocation,
     x: Allocation,
+    /// `[max(n, k)]`: bias, and weight of norms.
     bias: Allocation,
     out: Allocation,
+    /// `[num_rows, n]`, bf16: of what comes next.
+    next_out: Allocation,
     started: CudaEvent,
     ended: CudaEvent,
 }
 
 impl<'a> Trial<'a> {
     /// `None` if there is no memory for it.
-    fn new(
+    pub(super) fn new(
         gemm: &Gemm,
         problem: Problem,
         weights: &'a [MatrixElements],
@@ -145,18 +155,27 @@ impl<'a> Trial<'a> {
             check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(address, FILLER, bytes) })?;
             Ok::<_, BackendError>(Some(allocation))
         };
-        let Problem { num_rows, n, k, .. } = problem;
+        let Problem { num_rows, n, k, next, .. } = problem;
+        let behind_norm = num_rows <= MAX_ROWS_WITH_NEIGHBOURS;
+        let state = filled(if behind_norm { num_rows * k * size_of::<f32>() } else { NOTHING })?;
         let x = filled(num_rows * k * 2)?;
-        if let Some(x) = &x {
-            fill_normal(x)?;
+        for random in [&x, &state].into_iter().flatten() {
+            fill_normal(random)?;
         }
-        let bias = filled(n * size_of::<f32>())?;
+        let bias = filled(n.max(k) * size_of::<f32>())?;
         let out = filled(num_rows * n * problem.out_element().bytes())?;
-        let (Some(x), Some(bias), Some(out)) = (x, bias, out) else { return Ok(None) };
+        let ends_here = next == NextKind::Nothing;
+        let next_out = filled(if ends_here { NOTHING } else { num_rows * n * 2 })?;
+        let (Some(state), Some(x), Some(bias), Some(out), Some(next_out)) =
+            (state, x, bias, out, next_out)
+        else {
+            return Ok(None);
+        };
+        gemm.neighbours.load()?;
         device.finish()?;
         let event = || CudaEvent::new(device, false);
         let (started, ended) = (event()?, event()?);
-        Ok(Some(Self { problem, weights, x, bias, out, started, ended }))
+        Ok(Some(Self { problem, weights, state, x, bias, out, next_out, started, ended }))
     }
 
     /// Products in one timed graph.
@@ -174,10 +193,39 @@ impl<'a> Trial<'a> {
         stream: &CudaStream,
     ) -> Result<Duration, BackendError> {
         let graph = self.capture(gemm, plan, stream)?;
+        self.time_graph(&graph, hopeless, stream)
+    }
+
+    /// Time of one product by `plan` with what comes next, without the norm in front.
+    pub(super) fn time_of_one(
+        &self,
+        gemm: &Gemm,
+        plan: &Plan,
+        stream: &CudaStream,
+    ) -> Result<Duration, BackendError> {
+        let all = self.time(gemm, plan, f64::INFINITY, stream)?;
+        let norms = if self.is_behind_norm() {
+            let norms = CapturedGraph::capture(&gemm.device, stream, || {
+                (0..self.num_products()).try_for_each(|_| self.enqueue_norm(gemm, stream))
+            })?;
+            self.time_graph(&norms, f64::INFINITY, stream)?
+        } else {
+            Duration::ZERO
+        };
+        Ok(all.saturating_sub(norms) / self.num_products() as u32)
+    }
+
+    /// Least time of a graph; not measured well if it is over `hopeless` seconds.
+    fn time_graph(
+        &self,
+        graph: &CapturedGraph,
+        hopeless: f64,
+        stream: &CudaStream,
+    ) -> Result<Duration, BackendError> {
         graph.launch(stream)?;
         let mut best = Duration::MAX;
         for _ in 0..NUM_RUNS {
-            best = best.min(self.run(&graph, 1, stream)?);
+            best = best.min(self.run(graph, 1, stream)?);
             if best.as_secs_f64() > hopeless {
                 break;
             }
@@ -196,7 +244,7 @@ impl<'a> Trial<'a> {
         CapturedGraph::capture(&gemm.device, stream, || {
             for i in 0..self.num_products() {
                 let weight = self.weights[i % self.weights.len()].place();
-                gemm.launch(plan, &self.product(weight), stream)?;
+                self.enqueue(gemm, plan, &self.product(weight), stream)?;
             }
             Ok(())
         })
@@ -218,6 +266,43 @@ impl<'a> Trial<'a> {
         self.started.elapsed_to(&self.ended, stream)
     }
 
+    fn is_behind_norm(&self) -> bool {
+        self.problem.num_rows <= MAX_ROWS_WITH_NEIGHBOURS && self.problem.next != NextKind::Norm
+    }
+
+    /// The norm in front of a product, if there is to be one.
+    fn enqueue_norm(&self, gemm: &Gemm, stream: &CudaStream) -> Result<(), BackendError> {
+        let Problem { num_rows, k, .. } = self.problem;
+        if !self.is_behind_norm() {
+            return Ok(());
+        }
+        let norm = self.norm(self.x.address());
+        gemm.neighbours.norm((self.state.address(), num_rows, k), norm, stream)
+    }
+
+    /// One product as the loop has it: behind a norm, or, if a norm is what comes next, before one.
+    fn enqueue(
+        &self,
+        gemm: &Gemm,
+        plan: &Plan,
+        product: &Product,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let (Problem { num_rows, n, .. }, beside) = (self.problem, &gemm.neighbours);
+        self.enqueue_norm(gemm, stream)?;
+        gemm.launch(plan, product, stream)?;
+        match product.next {
+            _ if plan.method == Method::Hopper => Ok(()),
+            Next::Nothing => Ok(()),
+            Next::Silu { out } => beside.silu((product.out, num_rows, n / 2), out, stream),
+            Next::Norm(norm) => beside.norm((product.out, num_rows, n), norm, stream),
+        }
+    }
+
+    fn norm(&self, out: sys::CUdeviceptr) -> Norm {
+        Norm { weight: self.bias.address(), out, eps: 1e-5 }
+    }
+
     fn product(&self, weight: MatrixPlace) -> Product {
         let Problem { num_rows, n, k, bias, accumulate, .. } = self.problem;
         Product {
@@ -230,6 +315,11 @@ impl<'a> Trial<'a> {
             n,
             k,
             accumulate,
+            next: match self.problem.next {
+                NextKind::Nothing => Next::Nothing,
+                NextKind::Silu => Next::Silu { out: self.next_out.address() },
+                NextKind::Norm => Next::Norm(self.norm(self.next_out.address())),
+            },
         }
     }
 }
