@@ -36,7 +36,7 @@ pub(crate) fn tune(args: &TuneArgs) -> Result<()> {
         bail!("--device: only GPUs have kernels to choose from");
     };
     let shapes = shapes(&config(args)?);
-    let ceilings = backend.ceilings()?;
+    let ceilings = backend.ceilings(Dtype::BF16)?;
     println!("{}\n", backend.description());
     println!(
         "{:20} {:>5}  {:18} {:>9}  rates, of what was measured",
