@@ -30,6 +30,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     }
     config.tool_format = tool_format(args.tool_call_parser);
     config.splits_reasoning = args.reasoning_parser == ReasoningParser::Auto;
+    config.limits_queue_time = args.policy.max_queue_time_ms.is_some();
     config.orders_by_priority = args.policy.scheduling_policy == OrderChoice::Priority;
     config.stall_timeout = Duration::from_secs(args.stall_timeout);
     config.shutdown_timeout = Duration::from_secs(args.shutdown_timeout);

@@ -83,6 +83,7 @@ impl ApiError {
                 Self::QueueFull { max_outstanding, retry_after_s }
             }
             StartError::Refused(SubmitError::Stopped) => Self::EngineStopped,
+            StartError::Ended(error) => Self::from(error),
             StartError::Stops(error) => Self::invalid("stop", error.to_string()),
         }
     }

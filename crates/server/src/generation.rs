@@ -37,6 +37,8 @@ pub(crate) enum StartError {
     Refused(#[from] SubmitError),
     #[error(transparent)]
     Stops(#[from] TokenizerError),
+    #[error(transparent)]
+    Ended(#[from] GenerationError),
 }
 
 /// Why a request that was started did not end well.
@@ -93,11 +95,28 @@ pub(crate) struct Delta {
 pub(crate) type Deltas =
     Pin<Box<dyn Stream<Item = (usize, Result<Delta, GenerationError>)> + Send>>;
 
-/// Starts all sequences, or none.
+/// Starts all sequences, or none. Where one may lapse in the queue this waits until the first has
+/// something to say, so that a request that lapses there is answered by an error with a status of
+/// its own, streamed or not.
 ///
 /// # Errors
-/// The first sequence that is invalid or refused.
-pub(crate) fn start(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Deltas, StartError> {
+/// The first sequence that is invalid, refused, or lapses in the queue.
+pub(crate) async fn start(
+    state: &ServerState,
+    specs: Vec<SequenceSpec>,
+) -> Result<Deltas, StartError> {
+    let has_timeout = specs.iter().any(|spec| spec.request.timeout.is_some());
+    let mut deltas = submit_all(state, specs)?;
+    if has_timeout || state.config().limits_queue_time {
+        match deltas.next().await {
+            Some((_, Err(error))) => return Err(StartError::Ended(error)),
+            first => deltas = stream::iter(first).chain(deltas).boxed(),
+        }
+    }
+    Ok(deltas)
+}
+
+fn submit_all(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Deltas, StartError> {
     let mut checked = Vec::with_capacity(specs.len());
     for spec in specs {
         check_priority(state, spec.request.priority)?;

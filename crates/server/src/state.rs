@@ -37,6 +37,8 @@ pub struct ServerConfig {
     /// Whether the engine goes by the requests' priorities; if not, those that have one are
     /// refused. Default: no.
     pub orders_by_priority: bool,
+    /// Whether the engine limits time in the queue. Default: no.
+    pub limits_queue_time: bool,
 }
 
 impl ServerConfig {
@@ -51,6 +53,7 @@ impl ServerConfig {
             shutdown_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(60),
             orders_by_priority: false,
+            limits_queue_time: false,
         }
     }
 }

@@ -121,12 +121,16 @@ async fn a_full_queue_refuses_at_once() {
 
 #[tokio::test]
 async fn whoever_waits_too_long_gets_an_error() {
-    let body = json!({"prompt": "a", "timeout_ms": 1000}).to_string();
     let check = async |lapse, status, code: &str| {
-        let engine = FakeEngine::new(move |_, _| script(&[], FinishReason::Lapsed(lapse)));
-        let (got, headers, error) = TestServer::new(engine).post_text(PATH, &body).await;
-        assert_eq!((got, &error["error"]["code"]), (status, &json!(code)));
-        headers.contains_key("retry-after")
+        let mut says_when = true;
+        for stream in [false, true] {
+            let body = json!({"prompt": "a", "timeout_ms": 1000, "stream": stream}).to_string();
+            let engine = FakeEngine::new(move |_, _| script(&[], FinishReason::Lapsed(lapse)));
+            let (got, headers, error) = TestServer::new(engine).post_text(PATH, &body).await;
+            assert_eq!((got, &error["error"]["code"]), (status, &json!(code)));
+            says_when &= headers.contains_key("retry-after");
+        }
+        says_when
     };
     let overloaded = StatusCode::SERVICE_UNAVAILABLE;
     assert!(check(Lapse::QueueTime, overloaded, "queue_timeout").await, "it says when to return");

@@ -71,6 +71,7 @@ impl ChatRun {
         };
         let sequences = template.sequences(&[tokens], size.num_outputs, state.engine().limits())?;
         let deltas = generation::start(state, sequences)
+            .await
             .map_err(|error| ApiError::from_start(error, state, rename))?;
         let parsers = (0..size.num_outputs).map(|_| OutputParser::new(&output)).collect();
         let num_outputs = size.num_outputs;

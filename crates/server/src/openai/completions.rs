@@ -122,6 +122,7 @@ pub(crate) async fn create(
     let num_sequences = sequences.len();
 
     let deltas = generation::start(&state, sequences)
+        .await
         .map_err(|error| ApiError::from_start(error, &state, rename))?;
     let num_choices = encoded.tokens.len() * n;
     let mut writer = CompletionWriter {
