@@ -1,13 +1,14 @@
 //! Times every operator at the sizes of an 8B model, inside graphs and with cold caches, beside
-//! what memory bandwidth allows: `cuda_bench [CACHE_FOLDER] [fp8] [ROWS...]`. With `fp8`, layers
-//! have weights in fp8.
+//! what memory bandwidth allows:
+//! `cuda_bench [attention|fp8|fp8-kv|int8-kv|unified|invariant...] [CACHE_FOLDER] [ROWS...]`. With
+//! `fp8`, layers have weights in fp8; with `attention`, nothing else is timed.
 
 use std::{error::Error, time::Duration};
 
 use inflight_backend::{
     AttentionShape, Backend, BackendError, CudaBackend, CudaConfig, DeviceBatch, Dtype, HostTensor,
     KvDtype, KvLayer, RowState, SamplingRow, StepCapacity, StepInputs, StepShape, TensorData,
-    cuda::usual_library_folders,
+    cuda::{Numerics, Softmax, usual_library_folders},
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -27,31 +28,51 @@ const SHAPE: AttentionShape =
 /// Most rows that attention is timed with: more are tokens of a prefill.
 const MAX_DECODE_ROWS: usize = 256;
 /// Context lengths that attention is timed at.
-const CONTEXTS: [usize; 3] = [512, 2048, 4096];
+const CONTEXTS: [usize; 3] = [576, 2048, 4096];
 
 fn main() -> Result<(), Failure> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (mut numerics, mut parts) = (Numerics::default(), Parts::default());
+    arguments.retain(|argument| {
+        match argument.as_str() {
+            "fp8" => parts.fp8 = true,
+            "fp8-kv" => numerics.kv_dtype = KvDtype::Fp8,
+            "int8-kv" => numerics.kv_dtype = KvDtype::Int8,
+            "unified" => numerics.softmax = Softmax::Unified,
+            "invariant" => numerics.batch_invariant = true,
+            "attention" => parts.only_attention = true,
+            _ => return true,
+        }
+        false
+    });
     let backend = CudaBackend::new(CudaConfig {
         ordinal: 0,
         library_folders: usual_library_folders(|name| std::env::var_os(name)),
         cache: arguments.first().map(Into::into),
         graphs: true,
         blocking_waits: false,
-        kv_dtype: KvDtype::Bf16,
+        numerics,
     })?;
     println!("{}", backend.description());
-    let fp8 = arguments.get(1).is_some_and(|argument| argument == "fp8");
-    let rows = arguments.iter().skip(if fp8 { 2 } else { 1 });
-    let rows = rows.map(|rows| rows.parse()).collect::<Result<Vec<_>, _>>()?;
+    let rows = arguments.iter().skip(1).map(|rows| rows.parse()).collect::<Result<Vec<_>, _>>()?;
     let rows = if rows.is_empty() { vec![1, 8, 32, 128] } else { rows };
-    let bench = Bench::new(&backend, *rows.iter().max().expect("not empty"), fp8)?;
+    let bench = Bench::new(&backend, *rows.iter().max().expect("not empty"), parts)?;
     for num_rows in rows {
         bench.run(num_rows)?;
     }
     Ok(())
 }
 
+/// What is timed.
+#[derive(Clone, Copy, Default)]
+struct Parts {
+    /// Whether layers have weights in fp8.
+    fp8: bool,
+    only_attention: bool,
+}
+
 struct Bench<'a> {
+    only_attention: bool,
     backend: &'a CudaBackend,
     /// Bytes of an element of the layers' weights.
     weight_bytes: usize,
@@ -84,14 +105,16 @@ struct Timing {
 }
 
 impl<'a> Bench<'a> {
-    fn new(backend: &'a CudaBackend, max_rows: usize, fp8: bool) -> Result<Self, Failure> {
+    fn new(backend: &'a CudaBackend, max_rows: usize, parts: Parts) -> Result<Self, Failure> {
         let num_tokens = max_rows.min(MAX_DECODE_ROWS) * (CONTEXTS[2] + 16);
         let block_bytes = backend.kv_layout(SHAPE).block_bytes();
         let kv_bytes = num_tokens.div_ceil(SHAPE.block_size) * block_bytes;
         let layer = |i: u64| {
+            // Matrices that nobody uses need not be large.
+            let side = |len: usize| if parts.only_attention { 64 } else { len };
             let matrix = |rows, cols, j| {
-                let random = random(rows, cols, 10 * i + j);
-                backend.load_matrix(&[if fp8 { random.rounded_to_fp8() } else { random }])
+                let random = random(side(rows), side(cols), 10 * i + j);
+                backend.load_matrix(&[if parts.fp8 { random.rounded_to_fp8() } else { random }])
             };
             let kv = |label| backend.alloc_kv(label, kv_bytes);
             Ok::<_, Failure>(Layer {
@@ -104,12 +127,16 @@ impl<'a> Bench<'a> {
         };
         let layers = (0..NUM_LAYERS as u64).map(layer).collect::<Result<_, _>>()?;
         Ok(Self {
-            weight_bytes: if fp8 { 1 } else { 2 },
+            weight_bytes: if parts.fp8 { 1 } else { 2 },
             stream: backend.create_stream("bench")?,
             started: backend.create_event()?,
             ended: backend.create_event()?,
             layers,
-            output: backend.load_matrix(&[random(VOCAB, HIDDEN, 5)])?,
+            output: backend.load_matrix(&[random(
+                if parts.only_attention { 64 } else { VOCAB },
+                HIDDEN,
+                5,
+            )])?,
             vector: backend.load_vector(&[random(1, FFN, 6)])?,
             rotary: backend.load_vector(&[random(8192, SHAPE.head_dim, 7)])?,
             state: backend.alloc_f32("state", max_rows * HIDDEN)?,
@@ -117,11 +144,12 @@ impl<'a> Bench<'a> {
             wide: backend.alloc_activations("wide", max_rows * 2 * FFN)?,
             logits: backend.alloc_f32("logits", max_rows.min(MAX_DECODE_ROWS) * VOCAB)?,
             backend,
+            only_attention: parts.only_attention,
         })
     }
 
     fn run(&self, num_rows: usize) -> Result<(), Failure> {
-        let mut timings = self.dense(num_rows)?;
+        let mut timings = if self.only_attention { Vec::new() } else { self.dense(num_rows)? };
         for context_len in CONTEXTS.into_iter().filter(|_| num_rows <= MAX_DECODE_ROWS) {
             timings.extend(self.context(num_rows, context_len)?);
         }
@@ -214,7 +242,8 @@ impl<'a> Bench<'a> {
             };
             self.backend.attention(args, &self.stream)
         };
-        let kv_bytes = num_rows * context_len * SHAPE.num_kv_heads * SHAPE.head_dim * 4;
+        let block_bytes = self.backend.kv_layout(SHAPE).block_bytes();
+        let kv_bytes = 2 * num_rows * context_len.div_ceil(SHAPE.block_size) * block_bytes;
         // Outside of the timed graph: the first call makes the plan that the others share.
         attend(&self.layers[0])?;
         let mut timings =

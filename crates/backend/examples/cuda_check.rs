@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode, time::Instant};
 
 use inflight_backend::{
-    Backend, BackendError, CudaBackend, CudaConfig, KvDtype, cuda,
+    Backend, BackendError, CudaBackend, CudaConfig, cuda,
     self_check::{OperatorCheck, check_operators},
 };
 
@@ -30,7 +30,7 @@ fn run() -> Result<bool, BackendError> {
         cache: std::env::args_os().nth(1).map(PathBuf::from),
         graphs: true,
         blocking_waits: true,
-        kv_dtype: KvDtype::Bf16,
+        numerics: cuda::Numerics::default(),
     })?;
     println!("{} (open in {:.2?})", backend.description(), started.elapsed());
     println!("{:?}", backend.info());

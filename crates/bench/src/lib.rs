@@ -2,8 +2,9 @@
 //!
 //! Reading order: [`configs`] (shapes of well-known models), [`offline`] (many requests at once),
 //! [`report`] (what that run's figures are), [`loop_check`] (the loop gives the same tokens with
-//! overlap as without), [`batching`] (what batching gains), [`bandwidth`] (what the memory can do),
-//! [`kernels`] (every operator alone).
+//! overlap as without), [`invariance`] (a request's tokens do not depend on its neighbours),
+//! [`batching`] (what batching gains), [`bandwidth`] (what the memory can do), [`kernels`] (every
+//! operator alone).
 //!
 //! Invariant: measures by what the engine tells of itself; nothing here is on the engine's way.
 //! Invariant: reads no arguments and no environment.
@@ -12,6 +13,7 @@ mod bandwidth;
 pub mod batching;
 mod configs;
 mod gate;
+mod invariance;
 mod kernels;
 mod loop_check;
 mod offline;
@@ -19,6 +21,7 @@ mod report;
 
 pub use bandwidth::{Bandwidth, measure_bandwidths};
 pub use configs::BuiltInConfig;
+pub use invariance::{InvarianceCheck, check_invariance};
 pub use kernels::{KernelReport, KernelWorkload, OperatorTiming, Peer, measure_kernels};
 pub use loop_check::{LoopCheck, check_loop};
 pub use offline::{OfflineRun, OfflineWorkload, run_offline};

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use inflight_backend::{
-    BackendError, CudaBackend, CudaConfig, KvDtype, cuda::usual_library_folders,
+    BackendError, CudaBackend, CudaConfig,
+    cuda::{Numerics, usual_library_folders},
 };
 
 use crate::args::DeviceChoice;
@@ -25,12 +26,12 @@ pub(crate) enum Chosen {
 pub(crate) struct GpuUse {
     pub(crate) graphs: bool,
     pub(crate) blocking_waits: bool,
-    pub(crate) kv_dtype: KvDtype,
+    pub(crate) numerics: Numerics,
 }
 
 impl Default for GpuUse {
     fn default() -> Self {
-        Self { graphs: true, blocking_waits: true, kv_dtype: KvDtype::Bf16 }
+        Self { graphs: true, blocking_waits: true, numerics: Numerics::default() }
     }
 }
 
@@ -66,7 +67,7 @@ fn open_gpu(ordinal: usize, gpu_use: GpuUse) -> Result<CudaBackend, BackendError
         cache: kernel_cache(),
         graphs: gpu_use.graphs,
         blocking_waits: gpu_use.blocking_waits,
-        kv_dtype: gpu_use.kv_dtype,
+        numerics: gpu_use.numerics,
     })
 }
 

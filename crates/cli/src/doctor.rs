@@ -5,12 +5,13 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 use inflight_backend::{
-    Backend, CpuBackend, CpuConfig, CudaBackend, SimdLevel,
-    self_check::{OperatorCheck, check_operators},
+    Backend, CpuBackend, CpuConfig, CudaBackend, KvDtype, SimdLevel,
+    cuda::{Numerics, Softmax},
+    self_check::{OperatorCheck, check_kv_operators, check_operators},
 };
-use inflight_bench::{check_loop, measure_bandwidths};
+use inflight_bench::{check_invariance, check_loop, measure_bandwidths};
 
-use crate::args::DoctorArgs;
+use crate::args::{DeviceChoice, DoctorArgs};
 use crate::device::{Chosen, GpuUse, choose};
 use crate::resolve::Machine;
 
@@ -32,7 +33,8 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
         Chosen::Cuda(backend) => {
             describe_gpu(backend)?;
             heading("Operators against the CPU");
-            check_all_operators(&mut tally, "", backend)?;
+            check_all_operators(&mut tally, "", check_operators(backend)?);
+            check_numerics(&mut tally, args.device)?;
             finish_device(&mut tally, backend)?;
         }
         Chosen::Cpu { no_gpu } => {
@@ -40,9 +42,12 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
             heading("Operators by the instructions used, against those of the best");
             for simd in SimdLevel::available() {
                 let backend = CpuBackend::new(CpuConfig { simd, ..CpuConfig::detect() })?;
-                check_all_operators(&mut tally, &format!("{simd:?}: "), &backend)?;
+                let checks = check_operators(&backend)?;
+                check_all_operators(&mut tally, &format!("{simd:?}: "), checks);
             }
-            finish_device(&mut tally, &CpuBackend::new(CpuConfig::detect())?)?;
+            let backend = CpuBackend::new(CpuConfig::detect())?;
+            finish_device(&mut tally, &backend)?;
+            note_invariance(&mut tally, &backend)?;
         }
     }
     let Tally { num_passed, num_failed } = tally;
@@ -101,12 +106,44 @@ fn describe_gpu(backend: &CudaBackend) -> Result<()> {
 }
 
 /// Checks every operator; a line for each that prints error and tolerance.
-fn check_all_operators<B: Backend>(tally: &mut Tally, prefix: &str, backend: &B) -> Result<()> {
-    for check in check_operators(backend)? {
+fn check_all_operators(tally: &mut Tally, prefix: &str, checks: Vec<OperatorCheck>) {
+    for check in checks {
         let OperatorCheck { name, error, tolerance } = &check;
         let measured = format!("{error:9.2e} of {tolerance:7.0e}");
         tally.note(check.passed(), &format!("{prefix}{name}"), &measured);
     }
+}
+
+/// The other ways in which a GPU can compute attention, each a backend of its own.
+fn check_numerics(tally: &mut Tally, device: DeviceChoice) -> Result<()> {
+    let default = Numerics::default();
+    heading("The KV cache's other types, the unified softmax, batch-invariant arithmetic");
+    for (name, numerics) in [
+        ("unified", Numerics { softmax: Softmax::Unified, ..default }),
+        ("int8", Numerics { kv_dtype: KvDtype::Int8, ..default }),
+        ("fp8", Numerics { kv_dtype: KvDtype::Fp8, ..default }),
+        ("fp8 unified", Numerics { kv_dtype: KvDtype::Fp8, softmax: Softmax::Unified, ..default }),
+        ("invariant", Numerics { batch_invariant: true, ..default }),
+    ] {
+        let gpu_use = GpuUse { numerics, ..GpuUse::default() };
+        let Chosen::Cuda(backend) = choose(device, gpu_use)? else { continue };
+        check_all_operators(tally, &format!("{name}: "), check_kv_operators(&backend)?);
+        if numerics.softmax == Softmax::Unified {
+            let num = backend.num_recomputed()?;
+            tally.note(num > 0, &format!("{name}: rows of great scores"), &format!("{num} again"));
+        }
+        if numerics.batch_invariant {
+            note_invariance(tally, &backend)?;
+        }
+    }
+    Ok(())
+}
+
+fn note_invariance<B: Backend>(tally: &mut Tally, backend: &B) -> Result<()> {
+    let check = check_invariance(backend)?;
+    let different = format!("{} of {} differ", check.num_different, check.num_tokens);
+    let name = "tokens and logprobs: alone, in a batch, prompts cut otherwise";
+    tally.note(check.num_different == 0, name, &different);
     Ok(())
 }
 

@@ -111,7 +111,7 @@ mod tests {
         };
         let model = BuiltInConfig::Llama31B8.dummy(0)?.config;
         let resolved = resolve_on_gpu(&args.engine, Workload::serving(8, true), &model)?;
-        let kv_dtype = resolve_gpu_use(&args.engine).kv_dtype;
+        let kv_dtype = resolve_gpu_use(&args.engine).numerics.kv_dtype;
         let memory = ((total - 15) * GIB, total * GIB);
         fit(&resolved, &model, (Dtype::BF16, kv_dtype), |working| {
             MemoryPlan::new(memory, resolved.gpu_memory_utilization, working)

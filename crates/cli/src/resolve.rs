@@ -4,11 +4,14 @@ use std::fs;
 use std::num::NonZeroUsize;
 
 use anyhow::{Result, ensure};
-use inflight_backend::{CpuConfig, KvDtype, SimdLevel, WeightPrecision};
+use inflight_backend::{
+    CpuConfig, KvDtype, SimdLevel, WeightPrecision,
+    cuda::{Numerics, Softmax},
+};
 use inflight_engine::{EngineConfig, MemoryConfig};
 use inflight_model::{ModelConfig, kv_bytes_per_block};
 
-use crate::args::{DeviceWait, EngineArgs, KvChoice, WeightDtype};
+use crate::args::{DeviceWait, EngineArgs, KvChoice, SoftmaxChoice, WeightDtype};
 use crate::device::GpuUse;
 use crate::swap::{give_swap_space, resolve_swap_bytes};
 
@@ -104,7 +107,14 @@ pub(crate) fn resolve_gpu_use(args: &EngineArgs) -> GpuUse {
     GpuUse {
         graphs: !args.enforce_eager,
         blocking_waits: args.device_wait != Some(DeviceWait::Spin),
-        kv_dtype: kv_dtype_on_gpus(args),
+        numerics: Numerics {
+            kv_dtype: kv_dtype_on_gpus(args),
+            softmax: match args.softmax {
+                Some(SoftmaxChoice::Unified) => Softmax::Unified,
+                Some(SoftmaxChoice::Online) | None => Softmax::Online,
+            },
+            batch_invariant: args.batch_invariant,
+        },
     }
 }
 
@@ -128,6 +138,7 @@ pub(crate) fn resolve_on_cpu(
         (args.gpu_memory_utilization.is_some(), "--gpu-memory-utilization"),
         (args.enforce_eager, "--enforce-eager"),
         (args.device_wait.is_some(), "--device-wait"),
+        (args.softmax.is_some(), "--softmax"),
     ] {
         ensure!(!is_given, "{flag} is for GPUs, but the CPU computes (see --device)");
     }
@@ -475,6 +486,7 @@ mod tests {
         check(resolved("--gpu-memory-utilization 0.5").err(), "--gpu-memory-utilization");
         check(resolved("--enforce-eager").err(), "--enforce-eager");
         check(resolved("--device-wait spin").err(), "--device-wait");
+        check(resolved("--softmax unified").err(), "--softmax");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 // how the work is divided and `ops/decode_attention.rs` for the parameters.
 //
 // A block takes a stretch of units, piece by piece (a piece: tiles of one row and head group). In a
-// piece its warps take turns of 16 positions. Everything a warp loads, it alone reads: its ring in
-// shared memory runs on from piece to piece and needs no barrier.
+// piece its warps take turns of SUBTILE positions. Everything a warp loads, it alone reads: its
+// ring in shared memory runs on from piece to piece and needs no barrier.
 //
 //            positions of a piece   0..15  16..31  32..47  48..63  64..79 ..
 //            warp                     0      1       2       3       0    ..
@@ -12,28 +12,49 @@
 // heads of a group fill the short side of the tensor cores' tile; then O^T[dim, 8] += V^T P^T. Each
 // lane has two heads, the same ones in S^T and O^T.
 //
+// Numbers of eight bits are widened between shared memory and tensor cores: keys to f16, in which
+// queries are then as well, values to bf16, whose range weights need. Lanes read them two at a
+// time, as one number of 16 bits, which leaves dims in another order: queries are read and sums are
+// written in that order. A token's scales multiply its scores and its weights.
+//
+// Softmax. ONLINE: weights are relative to the greatest score so far, and sums are scaled when it
+// grows. Unified: weights are relative to a number that is fixed for each head, so that warps and
+// blocks need not agree on anything and sums are simply added. f32 and bf16 have room for rows
+// whose scores lie anywhere within some 40 of it; a row that does not shows in its denominator, and
+// the block that would have written it computes it again ONLINE.
+//
 // Source: swapped operands as in XQA of TensorRT-LLM; running softmax after Milakov and Gimelshein,
-// 2018; merging parts in the last block to arrive as in "Flash-Decoding", 2023.
+// 2018; unified maximum after FlashDecoding++, 2023; merging parts in the last block to arrive as
+// in "Flash-Decoding", 2023.
 #include "common.cuh"
+#include "kv_cache.cuh"
 
-constexpr u32 SUBTILE = 16;
+constexpr u32 HALVES = SUBTILE / 16;
 constexpr u32 HEADS = 8;
 constexpr u32 HEADER = 8;
 constexpr u32 THREADS = 32 * WARPS;
 // Eight rows of a matrix fall into different banks.
-constexpr u32 PITCH = 2 * HEAD_DIM + 16;
-constexpr u32 STAGE_BYTES = 2 * SUBTILE * PITCH;
-constexpr u32 CHUNKS = HEAD_DIM / 8;
+constexpr u32 PITCH = HEAD_BYTES + 16;
+constexpr u32 VALUES_AT = SUBTILE * PITCH;
+constexpr u32 SCALES_AT = 2 * SUBTILE * PITCH;
+constexpr u32 STAGE_BYTES = SCALES_AT + (SCALED ? 8 * SUBTILE : 0);
+constexpr u32 CHUNKS = HEAD_BYTES / 16;
 constexpr u32 COPIES = SUBTILE * CHUNKS / 32;
 constexpr u32 STEPS = HEAD_DIM / 16;
 constexpr u32 SUMS = HEAD_DIM * HEADS;
 constexpr bool ONE_BLOCK = BLOCK_SIZE % SUBTILE == 0;
-static_assert(HEAD_DIM % 16 == 0 && TILE_LEN % SUBTILE == 0 && WARPS % 2 == 0, "shapes");
+static_assert(HEAD_DIM % (SCALED ? 32 : 16) == 0 && WARPS % 2 == 0, "shapes");
+static_assert(TILE_LEN % SUBTILE == 0 && (SUBTILE == 16 || SUBTILE == 32), "shapes");
+// A denominator outside of these says that weights were too small or too large for bf16.
+constexpr float LEAST_SUM = 0x1p-60f;
+constexpr float GREATEST_SUM = 0x1p100f;
+// What queries in f16 are multiplied by, exactly, so that large ones are not too large.
+constexpr float F16_SHARE = 0.0625f;
 
 struct Params {
     const bf16* qkv;
-    const bf16* keys;
-    const bf16* values;
+    const u8* keys;
+    const u8* values;
     bf16* out;
     const u32* blocks;
     const u32* block_starts;
@@ -42,6 +63,8 @@ struct Params {
     const u32* plan;
     float* partials;
     u32* arrivals;
+    const float* unified; // [num_heads], of this layer, in units of log 2; or null: all zero.
+    u32* recomputed;      // Counts rows and head groups whose softmax was computed again.
     u32 num_rows;
     u32 max_rows;
     u32 num_heads;
@@ -59,6 +82,7 @@ struct Piece {
     u32 count;
     u32 unit; // Of the first tile of the row and head group.
     u32 first_tile; // The row's, in its context.
+    u32 index;      // Of the decode row.
 };
 
 // Where a block is in its stretch of units.
@@ -76,6 +100,15 @@ struct Walk {
         return walk;
     }
 
+    // Over the whole row and head group of a piece, and nothing else.
+    static DEVICE Walk over(const Params& p, const Piece& piece) {
+        Walk walk;
+        walk.unit = piece.unit;
+        walk.end = piece.unit + piece.tiles;
+        walk.index = piece.index;
+        return walk;
+    }
+
     DEVICE bool done() const { return unit >= end; }
 
     // The piece here; steps past it.
@@ -84,6 +117,7 @@ struct Walk {
         u32 offset = unit - row.y;
         Piece piece;
         piece.row = row.x;
+        piece.index = index;
         piece.tiles = row.z;
         piece.first_tile = row.w;
         piece.head_group = offset / row.z;
@@ -132,8 +166,8 @@ struct Loader {
     u32 block; // Of the next subtile (or of this lane's position in it), on its way meanwhile.
     bool done;
 
-    DEVICE void begin(const Params& p, u32 head_groups) {
-        walk = Walk::begin(p);
+    DEVICE void begin(const Params& p, u32 head_groups, const Walk& from) {
+        walk = from;
         done = false;
         turns.subtile = 0;
         turns.end = 0;
@@ -161,6 +195,19 @@ struct Loader {
         block = blocks[position / BLOCK_SIZE];
     }
 
+    // A lane takes a token's scales.
+    DEVICE void load_scales(const Params& p, u32 start, u32 to) {
+        u32 position = start + lane_id() % SUBTILE;
+        bool seen = turns.sees(position) && lane_id() < SUBTILE;
+        u64 at = strip_at(seen ? block : 0, p.num_kv_heads, kv_head) +
+                 scale_at(position % BLOCK_SIZE);
+        to += 4 * (lane_id() % SUBTILE);
+        if (lane_id() < SUBTILE) {
+            copy4_or_zero(to, p.keys + at, seen);
+            copy4_or_zero(to + 4 * SUBTILE, p.values + at, seen);
+        }
+    }
+
     // Starts the copies of the next subtile to `stage`. Positions that are not seen become zeros:
     // what the cache holds there may not even be a number.
     DEVICE void load(const Params& p, u32 head_groups, u32 stage) {
@@ -172,12 +219,13 @@ struct Loader {
                 u32 id = ONE_BLOCK ? block : __shfl_sync(ALL_LANES, block, token);
                 u32 offset = (start + token) % BLOCK_SIZE;
                 bool seen = turns.sees(start + token);
-                u64 at = ((u64(seen ? id : 0) * p.num_kv_heads + kv_head) * BLOCK_SIZE + offset) *
-                             HEAD_DIM + part * 8;
+                u64 at = strip_at(seen ? id : 0, p.num_kv_heads, kv_head) + head_at(offset) +
+                         part * 16;
                 u32 to = stage + token * PITCH + part * 16;
                 copy16_or_zero(to, p.keys + at, seen);
-                copy16_or_zero(to + SUBTILE * PITCH, p.values + at, seen);
+                copy16_or_zero(to + VALUES_AT, p.values + at, seen);
             }
+            if (SCALED) load_scales(p, start, stage + SCALES_AT);
             turns.subtile += WARPS;
             seek(p, head_groups);
         }
@@ -185,14 +233,15 @@ struct Loader {
     }
 };
 
-// A warp's running softmax of one piece.
+// A warp's softmax of one piece.
 struct Running {
-    float max[2];       // Of this lane's two heads, in units of log 2.
-    float sum[2];       // Over this lane's positions alone.
-    float acc[STEPS][4]; // O^T: dims lane / 4 and + 8 of every 16, two heads each.
+    float max[2];        // What weights of this lane's two heads are relative to, as powers of 2.
+    float sum[2];        // Over this lane's positions alone.
+    float acc[STEPS][4]; // O^T: two dims of every 16, see `dim_of`, two heads each.
 
-    DEVICE void clear() {
-        max[0] = max[1] = -INFINITE;
+    DEVICE void clear(float first, float second) {
+        max[0] = first;
+        max[1] = second;
         sum[0] = sum[1] = 0.0f;
 #pragma unroll
         for (u32 d = 0; d < STEPS; d++) {
@@ -211,6 +260,11 @@ struct Running {
     }
 };
 
+// The first (`second` is 0) or second dim of step `d` whose sums this lane has.
+DEVICE u32 dim_of(u32 d, u32 second) {
+    return d * 16 + (SCALED ? lane_id() / 4 * 2 + second : lane_id() / 4 + second * 8);
+}
+
 // exp2(x - max), 0 where nothing was seen at all.
 DEVICE float relative(float x, float max) {
     return exp2_fast(x - (max == -INFINITE ? 0.0f : max));
@@ -222,19 +276,42 @@ DEVICE void load_queries(const Params& p, const Piece& piece, u32 (&q)[STEPS][2]
     u32 in_group = piece.head_group % chunks * HEADS + lane_id() / 4;
     u64 token = p.row_starts[piece.row];
     u64 at = token * (p.num_heads + 2 * p.num_kv_heads) + kv_head * group + in_group;
-    const u32* from = reinterpret_cast<const u32*>(p.qkv + at * HEAD_DIM) + lane_id() % 4;
+    const u32* from = reinterpret_cast<const u32*>(p.qkv + at * HEAD_DIM);
     bool real = in_group < group;
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++) {
-        q[k][0] = real ? from[k * 8] : 0;
-        q[k][1] = real ? from[k * 8 + 4] : 0;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 pair = k * 8 + (SCALED ? lane_id() % 4 * 2 + i : lane_id() % 4 + i * 4);
+            q[k][i] = real ? from[pair] : 0;
+            if (SCALED) {
+                float low = low_float(q[k][i]) * F16_SHARE, high = high_float(q[k][i]) * F16_SHARE;
+                q[k][i] = pack_f16(low, high);
+            }
+        }
     }
 }
 
-// Scores of a subtile: positions lane / 4 (first two) and + 8 (last two), two heads each.
+// What weights of this lane's two heads are relative to before any was seen.
+template <bool ONLINE> DEVICE void start(const Params& p, const Piece& piece, Running& r) {
+    float unified[2] = {};
+    if (!ONLINE && p.unified != nullptr) {
+        u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
+        u32 first = piece.head_group / chunks * group;
+        u32 in_group = piece.head_group % chunks * HEADS + lane_id() % 4 * 2;
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            if (in_group + h < group) unified[h] = p.unified[first + in_group + h];
+        }
+    }
+    r.clear(ONLINE ? -INFINITE : unified[0], ONLINE ? -INFINITE : unified[1]);
+}
+
+// Scores of 16 positions: lane / 4 (first two) and + 8 (last two), two heads each.
 DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, float (&s)[4]) {
     float even[4] = {}, odd[4] = {};
     u32 row = keys + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
+#if KV == KV_BF16
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++) {
         u32 a[4];
@@ -242,39 +319,63 @@ DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, float (&s)[4]) {
         // Two sums, so that products need not wait for each other.
         multiply_add(k % 2 == 0 ? even : odd, a, q[k][0], q[k][1]);
     }
+#else
+#pragma unroll
+    for (u32 k = 0; k < STEPS; k += 2) {
+        // Both halves of the positions of 16 dims, then of the next 16.
+        u32 m[4], a[4], b[4];
+        load_matrices(row + k * 16, m);
+        widen_to_f16(m[0], a[0], a[2]);
+        widen_to_f16(m[1], a[1], a[3]);
+        multiply_add_f16(even, a, q[k][0], q[k][1]);
+        widen_to_f16(m[2], b[0], b[2]);
+        widen_to_f16(m[3], b[1], b[3]);
+        multiply_add_f16(odd, b, q[k + 1][0], q[k + 1][1]);
+    }
+#endif
 #pragma unroll
     for (u32 i = 0; i < 4; i++) s[i] = even[i] + odd[i];
 }
 
-// Turns scores into weights relative to the greatest so far.
-DEVICE void weigh(Running& r, float (&s)[4]) {
-    float greatest[2];
-#pragma unroll
-    for (u32 h = 0; h < 2; h++) {
-        float m = fmaxf(s[h], s[h + 2]);
-#pragma unroll
-        for (u32 offset = 4; offset < 32; offset <<= 1) {
-            m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, offset));
-        }
-        greatest[h] = fmaxf(r.max[h], m);
-    }
-    bool grew = greatest[0] > r.max[0] || greatest[1] > r.max[1];
-    if (__any_sync(ALL_LANES, grew)) {
+// Turns scores into weights relative to the greatest so far, or to what is fixed.
+template <bool ONLINE> DEVICE void weigh(Running& r, float (&s)[HALVES][4]) {
+    if (ONLINE) {
+        float greatest[2];
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
-            r.scale(h, relative(r.max[h], greatest[h]));
-            r.max[h] = greatest[h];
+            float m = fmaxf(s[0][h], s[0][h + 2]);
+            if (HALVES == 2) m = fmaxf(m, fmaxf(s[HALVES - 1][h], s[HALVES - 1][h + 2]));
+#pragma unroll
+            for (u32 offset = 4; offset < 32; offset <<= 1) {
+                m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, offset));
+            }
+            greatest[h] = fmaxf(r.max[h], m);
+        }
+        bool grew = greatest[0] > r.max[0] || greatest[1] > r.max[1];
+        if (__any_sync(ALL_LANES, grew)) {
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) {
+                r.scale(h, relative(r.max[h], greatest[h]));
+                r.max[h] = greatest[h];
+            }
         }
     }
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) s[i] = relative(s[i], r.max[i % 2]);
-    r.sum[0] += s[0] + s[2];
-    r.sum[1] += s[1] + s[3];
+    for (u32 half = 0; half < HALVES; half++) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float x = s[half][i], max = r.max[i % 2];
+            s[half][i] = ONLINE ? relative(x, max) : exp2_fast(x - max);
+        }
+        r.sum[0] += s[half][0] + s[half][2];
+        r.sum[1] += s[half][1] + s[half][3];
+    }
 }
 
 DEVICE void add_values(Running& r, const float (&w)[4], u32 values) {
     u32 b0 = transpose_matrix(pack_bf16(w[0], w[1]));
     u32 b1 = transpose_matrix(pack_bf16(w[2], w[3]));
+#if KV == KV_BF16
     u32 token = lane_id() % 8 + lane_id() / 16 * 8;
     u32 row = values + token * PITCH + lane_id() / 8 % 2 * 16;
 #pragma unroll
@@ -283,20 +384,52 @@ DEVICE void add_values(Running& r, const float (&w)[4], u32 values) {
         load_matrices_transposed(row + d * 32, a);
         multiply_add(r.acc[d], a, b0, b1);
     }
+#else
+    u32 row = values + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
+#pragma unroll
+    for (u32 d = 0; d < STEPS; d += 2) {
+        u32 m[4], a[4], b[4];
+        load_matrices_transposed(row + d * 16, m);
+        widen_to_bf16(m[0], a[0], a[1]);
+        widen_to_bf16(m[1], a[2], a[3]);
+        multiply_add(r.acc[d], a, b0, b1);
+        widen_to_bf16(m[2], b[0], b[1]);
+        widen_to_bf16(m[3], b[2], b[3]);
+        multiply_add(r.acc[d + 1], b, b0, b1);
+    }
+#endif
 }
 
 // One turn of a warp: the subtile at `stage`.
+template <bool ONLINE>
 DEVICE void add_subtile(Running& r, const u32 (&q)[STEPS][2], const Turns& turns, float scale,
                         u32 stage) {
-    float s[4];
-    score(q, stage, s);
+    float s[HALVES][4];
+    float of_values[HALVES][2];
     u32 position = turns.subtile * SUBTILE + lane_id() / 4;
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        s[i] = turns.sees(position + i / 2 * 8) ? s[i] * scale : -INFINITE;
+    for (u32 half = 0; half < HALVES; half++) {
+        score(q, stage + half * 16 * PITCH, s[half]);
+        float of_keys[2] = {scale, scale};
+#pragma unroll
+        for (u32 i = 0; SCALED && i < 2; i++) {
+            u32 at = stage + SCALES_AT + 4 * (half * 16 + i * 8 + lane_id() / 4);
+            of_keys[i] = load_shared(at) * (scale / F16_SHARE);
+            of_values[half][i] = load_shared(at + 4 * SUBTILE);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            bool seen = turns.sees(position + half * 16 + i / 2 * 8);
+            s[half][i] = seen ? s[half][i] * of_keys[i / 2] : -INFINITE;
+        }
     }
-    weigh(r, s);
-    add_values(r, s, stage + SUBTILE * PITCH);
+    weigh<ONLINE>(r, s);
+#pragma unroll
+    for (u32 half = 0; half < HALVES; half++) {
+#pragma unroll
+        for (u32 i = 0; SCALED && i < 4; i++) s[half][i] *= of_values[half][i / 2];
+        add_values(r, s[half], stage + VALUES_AT + half * 16 * PITCH);
+    }
 }
 
 // Shared memory behind the rings.
@@ -307,7 +440,7 @@ struct Meeting {
 
 // Adds up all warps' sums. Afterwards `sums` of all halves added together are the block's, and
 // `softmax[0]` its greatest scores and denominators.
-DEVICE void meet(Running& r, Meeting& meeting) {
+template <bool ONLINE> DEVICE void meet(Running& r, Meeting& meeting) {
     u32 head = lane_id() % 4 * 2;
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
@@ -324,25 +457,26 @@ DEVICE void meet(Running& r, Meeting& meeting) {
     float greatest[2], denominator[2];
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-        greatest[h] = -INFINITE;
+        greatest[h] = r.max[h];
         denominator[h] = 0.0f;
-        for (u32 w = 0; w < WARPS; w++) {
+        for (u32 w = 0; ONLINE && w < WARPS; w++) {
             greatest[h] = fmaxf(greatest[h], meeting.softmax[w][head + h][0]);
         }
         for (u32 w = 0; w < WARPS; w++) {
-            float factor = relative(meeting.softmax[w][head + h][0], greatest[h]);
+            float factor =
+                ONLINE ? relative(meeting.softmax[w][head + h][0], greatest[h]) : 1.0f;
             denominator[h] += meeting.softmax[w][head + h][1] * factor;
         }
-        r.scale(h, relative(r.max[h], greatest[h]));
+        if (ONLINE) r.scale(h, relative(r.max[h], greatest[h]));
     }
     // The lower half of the warps adds to what the upper half left.
-    float* own = meeting.sums[warp_id() % (WARPS / 2)] + lane_id() / 4 * HEADS + head;
+    float* own = meeting.sums[warp_id() % (WARPS / 2)] + head;
     bool upper = warp_id() >= WARPS / 2;
     for (u32 turn = 0; turn < 2; turn++) {
         if (upper == (turn == 0)) {
 #pragma unroll
             for (u32 d = 0; d < 2 * STEPS; d++) {
-                float2* to = reinterpret_cast<float2*>(own + d * 8 * HEADS);
+                float2* to = reinterpret_cast<float2*>(own + dim_of(d / 2, d % 2) * HEADS);
                 float2 x = make_float2(r.acc[d / 2][d % 2 * 2], r.acc[d / 2][d % 2 * 2 + 1]);
                 if (!upper) {
                     float2 other = *to;
@@ -394,31 +528,55 @@ DEVICE float* slot_of(const Params& p, u32 cta, u32 first_cta) {
     return slot(p, 2 * cta + (cta == first_cta ? 1 : 0));
 }
 
-// Adds up all pieces of a row and head group in order.
-DEVICE void merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_cta) {
+// Whether a denominator of a real head says that the fixed number was too far off.
+DEVICE bool is_unsafe(const Params& p, const Piece& piece, u32 head, float denominator) {
+    u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
+    bool real = piece.head_group % chunks * HEADS + head < group;
+    return real && !(denominator > LEAST_SUM && denominator < GREATEST_SUM);
+}
+
+// Adds up all pieces of a row and head group in order; false, for all threads, if that is in vain.
+DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_cta) {
     u32 head = threadIdx.x % HEADS;
     float greatest = -INFINITE, denominator = 0.0f;
-    for (u32 cta = first_cta; cta <= last_cta; cta++) {
+    for (u32 cta = first_cta; !UNIFIED && cta <= last_cta; cta++) {
         greatest = fmaxf(greatest, load_fresh(slot_of(p, cta, first_cta) + SUMS + 2 * head));
     }
+    auto factor = [&](const float* from) {
+        return UNIFIED ? 1.0f : relative(load_fresh(from + SUMS + 2 * head), greatest);
+    };
     for (u32 cta = first_cta; cta <= last_cta; cta++) {
-        const float* softmax = slot_of(p, cta, first_cta) + SUMS + 2 * head;
-        denominator += load_fresh(softmax + 1) * relative(load_fresh(softmax), greatest);
+        const float* from = slot_of(p, cta, first_cta);
+        denominator += load_fresh(from + SUMS + 2 * head + 1) * factor(from);
     }
+    if (UNIFIED && __syncthreads_or(is_unsafe(p, piece, head, denominator))) return false;
     float scale = 1.0f / denominator;
     write_out(p, piece, [&](u32 dim, u32 h) {
         float sum = 0.0f;
         for (u32 cta = first_cta; cta <= last_cta; cta++) {
             const float* from = slot_of(p, cta, first_cta);
-            float factor = relative(load_fresh(from + SUMS + 2 * h), greatest);
-            sum += load_fresh(from + dim * HEADS + h) * factor;
+            sum += load_fresh(from + dim * HEADS + h) * factor(from);
         }
         return sum * scale;
     });
+    return true;
 }
 
-// Leaves a piece that is not the whole, and merges all if it is the last to arrive.
-DEVICE void leave(const Params& p, const Piece& piece, u32 head_groups, const Meeting& meeting) {
+// Writes a whole row and head group; false, for all threads, if that would be in vain.
+template <bool ONLINE>
+DEVICE bool finish(const Params& p, const Piece& piece, const Meeting& meeting) {
+    float denominator = meeting.softmax[0][threadIdx.x % HEADS][1];
+    bool is_bad = !ONLINE && is_unsafe(p, piece, threadIdx.x % HEADS, denominator);
+    if (!ONLINE && __syncthreads_or(is_bad)) return false;
+    write_out(p, piece, [&](u32 dim, u32 head) {
+        return met(meeting, dim * HEADS + head) / meeting.softmax[0][head][1];
+    });
+    return true;
+}
+
+// Leaves a piece that is not the whole, and merges all if it is the last to arrive; false, for all
+// threads, if that is in vain.
+DEVICE bool leave(const Params& p, const Piece& piece, u32 head_groups, const Meeting& meeting) {
     __shared__ bool last;
     u32 share = p.plan[0];
     u32 first_cta = piece.unit / share, last_cta = (piece.unit + piece.tiles - 1) / share;
@@ -435,7 +593,7 @@ DEVICE void leave(const Params& p, const Piece& piece, u32 head_groups, const Me
         __threadfence();
     }
     __syncthreads();
-    if (last) merge(p, piece, first_cta, last_cta);
+    return !last || merge(p, piece, first_cta, last_cta);
 }
 
 // Rows of padding: nothing seen, and nothing that is not a number left behind.
@@ -449,44 +607,86 @@ DEVICE void clear_empty_rows(const Params& p) {
     }
 }
 
+// A warp's ring of subtiles.
+struct Ring {
+    u32 memory;
+    u32 stage;
+    u32 free_stage;
+    Loader loader;
+
+    // All but one stage are on their way: what `walk` comes to next.
+    DEVICE void begin(const Params& p, u32 head_groups, const Walk& walk) {
+        stage = 0;
+        free_stage = STAGES - 1;
+        loader.begin(p, head_groups, walk);
+        for (u32 i = 0; i + 1 < STAGES; i++) {
+            loader.load(p, head_groups, memory + i * STAGE_BYTES);
+        }
+    }
+};
+
+// A warp's turns of a piece, whose subtiles come out of the ring.
+template <bool ONLINE>
+DEVICE void add_piece(const Params& p, const Piece& piece, u32 head_groups, Ring& ring,
+                      Running& running) {
+    float scale = p.scale * 1.44269504f; // log2(e)
+    u32 q[STEPS][2];
+    load_queries(p, piece, q);
+    start<ONLINE>(p, piece, running);
+    for (Turns turns = Turns::of(p, piece); !turns.done(); turns.subtile += WARPS) {
+        copies_wait<STAGES - 2>();
+        __syncwarp(); // All lanes' copies have arrived, and the free stage was read by all.
+        ring.loader.load(p, head_groups, ring.memory + ring.free_stage * STAGE_BYTES);
+        add_subtile<ONLINE>(running, q, turns, scale, ring.memory + ring.stage * STAGE_BYTES);
+        ring.free_stage = ring.stage;
+        ring.stage = ring.stage + 1 == STAGES ? 0 : ring.stage + 1;
+    }
+}
+
+#if UNIFIED
+// The whole row and head group of `piece` once more, without a fixed number; `walk` is behind it.
+DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& meeting, Ring& ring,
+                      const Walk& walk) {
+    copies_wait<0>(); // The ring is needed.
+    __syncthreads();
+    piece.first = 0;
+    piece.count = piece.tiles;
+    Running running;
+    ring.begin(p, head_groups, Walk::over(p, piece));
+    add_piece<true>(p, piece, head_groups, ring, running);
+    meet<true>(running, meeting);
+    finish<true>(p, piece, meeting);
+    if (threadIdx.x == 0) atomicAdd(p.recomputed, 1u);
+    copies_wait<0>();
+    __syncwarp();
+    ring.begin(p, head_groups, walk);
+}
+#endif
+
 KERNEL void __launch_bounds__(THREADS) decode_attention(const Params p) {
     wait_for_earlier_kernels();
     extern __shared__ __align__(16) u8 memory[];
     Meeting& meeting = *reinterpret_cast<Meeting*>(memory + WARPS * STAGES * STAGE_BYTES);
-    u32 ring = shared_address(memory) + warp_id() * STAGES * STAGE_BYTES;
     u32 head_groups = p.num_kv_heads * chunks_of_group(p);
-    float scale = p.scale * 1.44269504f; // log2(e)
 
     clear_empty_rows(p);
     Walk walk = Walk::begin(p);
     if (walk.done()) return;
-    Loader loader;
-    loader.begin(p, head_groups);
-    for (u32 i = 0; i + 1 < STAGES; i++) loader.load(p, head_groups, ring + i * STAGE_BYTES);
+    Ring ring;
+    ring.memory = shared_address(memory) + warp_id() * STAGES * STAGE_BYTES;
+    ring.begin(p, head_groups, walk);
 
-    u32 stage = 0, free_stage = STAGES - 1;
     while (!walk.done()) {
         Piece piece = walk.next(p, head_groups);
-        u32 q[STEPS][2];
-        load_queries(p, piece, q);
         Running running;
-        running.clear();
-        for (Turns turns = Turns::of(p, piece); !turns.done(); turns.subtile += WARPS) {
-            copies_wait<STAGES - 2>();
-            __syncwarp(); // All lanes' copies have arrived, and the free stage was read by all.
-            loader.load(p, head_groups, ring + free_stage * STAGE_BYTES);
-            add_subtile(running, q, turns, scale, ring + stage * STAGE_BYTES);
-            free_stage = stage;
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-        }
-        meet(running, meeting);
-        if (piece.count == piece.tiles) {
-            write_out(p, piece, [&](u32 dim, u32 head) {
-                return met(meeting, dim * HEADS + head) / meeting.softmax[0][head][1];
-            });
-        } else {
-            leave(p, piece, head_groups, meeting);
-        }
+        add_piece<!UNIFIED>(p, piece, head_groups, ring, running);
+        meet<!UNIFIED>(running, meeting);
+        bool whole = piece.count == piece.tiles;
+        bool good = whole ? finish<!UNIFIED>(p, piece, meeting)
+                          : leave(p, piece, head_groups, meeting);
         __syncthreads(); // The meeting is over.
+#if UNIFIED
+        if (!good) recompute(p, piece, head_groups, meeting, ring, walk);
+#endif
     }
 }

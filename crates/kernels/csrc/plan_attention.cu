@@ -17,6 +17,8 @@ struct Params {
     u32 group;
     u32 prefill_tile;
     u32 window;
+    u32 one_kernel; // Rows of one new token are cut into query tiles like all others.
+    u32 reserved;
 };
 
 // Sum over the threads before this one; `total` is over all.
@@ -52,8 +54,8 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
     u32* cta_rows = p.plan + HEADER + 4 * p.max_rows;
     uint2* prefill_tiles = reinterpret_cast<uint2*>(cta_rows + p.num_ctas + p.num_ctas % 2);
 
-    __shared__ u32 longest_prefill;
-    if (threadIdx.x == 0) longest_prefill = 0;
+    __shared__ u32 longest_prefill, most_tiles, least_tiles;
+    if (threadIdx.x == 0) longest_prefill = 0, most_tiles = 0, least_tiles = NONE;
     __syncthreads();
     u32 num_decode_rows = 0, num_units = 0, num_prefill_tiles = 0;
     for (u32 start = 0; start < p.num_rows; start += THREADS) {
@@ -63,17 +65,22 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
             context = p.context_lens[row];
             queries = p.row_starts[row + 1] - p.row_starts[row];
         }
-        bool decode = queries == 1 && context > 0;
+        bool decode = queries == 1 && context > 0 && !p.one_kernel;
         u32 first_tile = context > p.window ? (context - p.window) / TILE_LEN : 0;
         u32 tiles = decode ? ceil_div(context, TILE_LEN) - first_tile : 0;
-        u32 query_tiles = queries > 1 ? ceil_div(queries * p.group, p.prefill_tile) : 0;
+        bool prefill = queries > 1 || (p.one_kernel && queries == 1 && context > 0);
+        u32 query_tiles = prefill ? ceil_div(queries * p.group, p.prefill_tile) : 0;
 
         u32 rows_here, units_here, tiles_here;
         u32 index = num_decode_rows + block_prefix_sum(decode, rows_here);
         u32 unit = num_units + block_prefix_sum(tiles * p.head_groups, units_here);
         u32 place = num_prefill_tiles + block_prefix_sum(query_tiles, tiles_here);
         if (query_tiles > 0) atomicMax(&longest_prefill, context);
-        if (decode) decode_rows[index] = make_uint4(row, unit, tiles, first_tile);
+        if (decode) {
+            decode_rows[index] = make_uint4(row, unit, tiles, first_tile);
+            atomicMax(&most_tiles, tiles);
+            atomicMin(&least_tiles, tiles);
+        }
         // The last queries see the most, so they start first.
         for (u32 i = 0; i < query_tiles && place + i < p.max_prefill_tiles; i++) {
             prefill_tiles[place + i] = make_uint2(row, (query_tiles - 1 - i) * p.prefill_tile);
@@ -83,8 +90,11 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
         num_prefill_tiles += tiles_here;
     }
 
-    u32 share = max(u32(MIN_UNITS), ceil_div(num_units, p.num_ctas));
     __syncthreads(); // All rows are written, and visible within the block.
+    u32 share = max(u32(MIN_UNITS), ceil_div(num_units, p.num_ctas));
+    // Rows of one length are better left whole, if blocks get little more work by that.
+    u32 whole = most_tiles == least_tiles ? ceil_div(share, most_tiles) * most_tiles : 0;
+    if (whole > share && whole * 15 <= share * 16) share = whole;
     if (threadIdx.x == 0) {
         p.plan[0] = share;
         p.plan[1] = num_units;

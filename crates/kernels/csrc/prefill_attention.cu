@@ -3,19 +3,25 @@
 //
 // A block takes a tile of query rows (token, head of the group), 16 to a warp, and goes through the
 // context in tiles of KEYS positions with a running softmax. While one tile is worked on, the next
-// is on its way.
+// is on its way. Numbers of eight bits become bf16 in between, all threads widening a share.
 //
 // Source: Dao, "FlashAttention-2", 2023, algorithm 1 and section 3.2; packed query rows as in
 // FlashAttention's and FlashInfer's grouped-query kernels.
 #include "common.cuh"
+#include "kv_cache.cuh"
 
 constexpr u32 HEADER = 8;
 constexpr u32 THREADS = 32 * WARPS;
 constexpr u32 TILE = 16 * WARPS;
 // Eight rows of a matrix fall into different banks.
 constexpr u32 PITCH = 2 * HEAD_DIM + 16;
-constexpr u32 BUFFER_BYTES = 2 * KEYS * PITCH;
-constexpr u32 CHUNKS = HEAD_DIM / 8;
+constexpr u32 TILE_BYTES = 2 * KEYS * PITCH;
+// Where copies arrive: tiles as they are used, or numbers of eight bits, then their scales.
+constexpr u32 ROW_BYTES = SCALED ? HEAD_BYTES : PITCH;
+constexpr u32 SCALES_AT = 2 * KEYS * ROW_BYTES;
+constexpr u32 BUFFER_BYTES = SCALES_AT + (SCALED ? 8 * KEYS : 0);
+constexpr u32 QUERIES_AT = 2 * BUFFER_BYTES + (SCALED ? TILE_BYTES : 0);
+constexpr u32 CHUNKS = HEAD_BYTES / 16;
 constexpr u32 COPIES = (KEYS * CHUNKS + THREADS - 1) / THREADS;
 constexpr u32 STEPS = HEAD_DIM / 16;
 // Long heads would need too many registers for their queries.
@@ -24,8 +30,8 @@ static_assert(HEAD_DIM % 16 == 0 && KEYS % 16 == 0, "shapes");
 
 struct Params {
     const bf16* qkv;
-    const bf16* keys;
-    const bf16* values;
+    const u8* keys;
+    const u8* values;
     bf16* out;
     const u32* blocks;
     const u32* block_starts;
@@ -87,14 +93,47 @@ struct Loader {
             if (KEYS * CHUNKS % THREADS != 0 && key >= KEYS) break;
             u32 offset = (tile * KEYS + key) % BLOCK_SIZE;
             bool seen = ids[i] != NONE;
-            u64 row = (u64(seen ? ids[i] : 0) * p.num_kv_heads + kv_head) * BLOCK_SIZE + offset;
-            u64 at = row * HEAD_DIM + part * 8;
-            u32 place = buffer + key * PITCH + part * 16;
+            u64 strip = strip_at(seen ? ids[i] : 0, p.num_kv_heads, kv_head);
+            u64 at = strip + head_at(offset) + part * 16;
+            u32 place = buffer + key * ROW_BYTES + part * 16;
             copy16_or_zero(place, p.keys + at, seen);
-            copy16_or_zero(place + KEYS * PITCH, p.values + at, seen);
+            copy16_or_zero(place + KEYS * ROW_BYTES, p.values + at, seen);
+            if (SCALED && part == 0) {
+                u32 scale = buffer + SCALES_AT + key * 4;
+                copy4_or_zero(scale, p.keys + strip + scale_at(offset), seen);
+                copy4_or_zero(scale + 4 * KEYS, p.values + strip + scale_at(offset), seen);
+            }
         }
     }
 };
+
+// A tile in bf16 out of the numbers and scales in `buffer`: a thread's share of 16 numbers each.
+DEVICE void widen_tile(u32 buffer, u32 tile) {
+    for (u32 chunk = threadIdx.x; chunk < 2 * KEYS * CHUNKS; chunk += THREADS) {
+        u32 row = chunk / CHUNKS, part = chunk % CHUNKS; // Rows of keys, then of values.
+        u32 codes[4];
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(codes[0]), "=r"(codes[1]), "=r"(codes[2]), "=r"(codes[3])
+                     : "r"(buffer + chunk * 16)
+                     : "memory");
+        float scale = load_shared(buffer + SCALES_AT + row * 4);
+        u32 pairs[8];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float x[4];
+            widen_to_float(codes[i], x);
+            pairs[2 * i] = pack_bf16(x[0] * scale, x[1] * scale);
+            pairs[2 * i + 1] = pack_bf16(x[2] * scale, x[3] * scale);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i += 4) {
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(tile + row * PITCH +
+                                                                           part * 32 + i * 4),
+                         "r"(pairs[i]), "r"(pairs[i + 1]), "r"(pairs[i + 2]), "r"(pairs[i + 3])
+                         : "memory");
+        }
+    }
+}
 
 // Two query rows of a lane: lane / 4 and + 8 of its warp's 16.
 struct Running {
@@ -283,7 +322,7 @@ KERNEL void __launch_bounds__(THREADS, 1) prefill_attention(const Params p) {
     copies_commit();
     loader.look_up(tile + 1);
     QueryMatrices matrices;
-    matrices.load(p, q, buffer + 2 * BUFFER_BYTES);
+    matrices.load(p, q, buffer + QUERIES_AT);
 
     // This lane's query rows, and the extremes of its warp's.
     u32 warp_first = q.first + warp_id() * 16, lane_row = warp_first + lane_id() / 4;
@@ -311,13 +350,20 @@ KERNEL void __launch_bounds__(THREADS, 1) prefill_attention(const Params p) {
             copies_commit();
             loader.look_up(tile + 2);
         }
+        u32 keys = buffer + turn * BUFFER_BYTES;
+        if (SCALED) {
+            keys = buffer + 2 * BUFFER_BYTES;
+            widen_tile(buffer + turn * BUFFER_BYTES, keys);
+            __syncthreads();
+        }
         u32 start = tile * KEYS, end = start + KEYS;
-        if (start > highest || end <= lowest_from) continue; // Nothing for this warp.
+        bool idle = start > highest || end <= lowest_from || warp_first >= q.end;
+        if (idle) continue; // Nothing for this warp.
         float s[KEYS / 8][4];
-        score(matrices, buffer + turn * BUFFER_BYTES, s);
+        score(matrices, keys, s);
         if (end - 1 > lowest || start < highest_from) mask(s, tile, position, from);
         weigh(running, s, scale);
-        add_values(running, s, buffer + turn * BUFFER_BYTES + KEYS * PITCH);
+        add_values(running, s, keys + KEYS * PITCH);
     }
     write_out(p, q, running);
 }

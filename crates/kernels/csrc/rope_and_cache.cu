@@ -1,14 +1,15 @@
 // Normalises (if asked) and rotates query and key heads; queries go back to their place, keys and
 // values to the KV cache. Blocks along x take tokens, along y groups of heads; a warp takes a head.
 #include "common.cuh"
+#include "kv_cache.cuh"
 
 struct Params {
     bf16* qkv;                 // [num_tokens, (num_heads + 2 num_kv_heads) * HEAD_DIM]
     const float* rotary_table; // [max_positions, rotary_dim]: cosines, then sines
     const float* q_norm;       // [HEAD_DIM]
     const float* k_norm;       // [HEAD_DIM]
-    bf16* keys;                // [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
-    bf16* values;              // as keys
+    u8* keys;
+    u8* values;
     const u32* positions;
     const u32* slot_mapping;
     u32 num_tokens;
@@ -60,6 +61,54 @@ DEVICE float rotated(const float* head, const float* turn, u32 dim, u32 i) {
     return first ? head[i] * cos - head[partner] * sin : head[i] * cos + head[partner] * sin;
 }
 
+// Where a head of the cache lies.
+struct Place {
+    u8* strip;
+    u32 token;
+
+    static DEVICE Place of(const Params& p, u8* cache, u32 slot, u32 kv_head) {
+        return Place{cache + strip_at(slot / BLOCK_SIZE, p.num_kv_heads, kv_head),
+                     slot % BLOCK_SIZE};
+    }
+
+    // This lane's pairs of a head: `x(pair)` of element 2 pair and the next.
+    template <typename Pair> DEVICE void write(Pair x) const {
+#if KV == KV_BF16
+        u32* to = reinterpret_cast<u32*>(strip + head_at(token));
+#pragma unroll
+        for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
+            u32 pair = j * 32 + lane_id();
+            if (pair >= PAIRS) break;
+            float2 v = x(pair);
+            to[pair] = pack_bf16(v.x, v.y);
+        }
+#else
+        float2 pairs[PAIRS_PER_LANE];
+        float greatest = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
+            u32 pair = j * 32 + lane_id();
+            pairs[j] = pair < PAIRS ? x(pair) : make_float2(0.0f, 0.0f);
+            greatest = fmaxf(greatest, fmaxf(fabsf(pairs[j].x), fabsf(pairs[j].y)));
+        }
+#pragma unroll
+        for (int offset = 16; offset > 0; offset >>= 1) {
+            greatest = fmaxf(greatest, __shfl_xor_sync(ALL_LANES, greatest, offset));
+        }
+        float inverse = greatest > 0.0f ? GREATEST_CODE / greatest : 0.0f;
+        u16* to = reinterpret_cast<u16*>(strip + head_at(token));
+#pragma unroll
+        for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
+            u32 pair = j * 32 + lane_id();
+            if (pair < PAIRS) to[pair] = narrow_pair(pairs[j].x * inverse, pairs[j].y * inverse);
+        }
+        if (lane_id() == 0) {
+            *reinterpret_cast<float*>(strip + scale_at(token)) = greatest / GREATEST_CODE;
+        }
+#endif
+    }
+};
+
 KERNEL void __launch_bounds__(32 * WARPS) rope_and_cache(const Params p) {
     wait_for_earlier_kernels();
     __shared__ float heads[WARPS][HEAD_DIM];
@@ -70,17 +119,17 @@ KERNEL void __launch_bounds__(32 * WARPS) rope_and_cache(const Params p) {
     u32* from = reinterpret_cast<u32*>(p.qkv) +
                 (u64(token) * (num_rotated + p.num_kv_heads) + i) * PAIRS;
 
-    u32* to = from;
+    Place place;
     if (i >= p.num_heads) {
         u32 slot = p.slot_mapping[token];
         if (slot == NONE) return; // Padding.
         u32 kv_head = i < num_rotated ? i - p.num_heads : i - num_rotated;
-        u64 row = (u64(slot / BLOCK_SIZE) * p.num_kv_heads + kv_head) * BLOCK_SIZE;
-        u32* cache = reinterpret_cast<u32*>(i < num_rotated ? p.keys : p.values);
-        to = cache + (row + slot % BLOCK_SIZE) * PAIRS;
+        place = Place::of(p, i < num_rotated ? p.keys : p.values, slot, kv_head);
     }
     if (i >= num_rotated) {
-        for (u32 j = lane_id(); j < PAIRS; j += 32) to[j] = from[j];
+        place.write([&](u32 pair) {
+            return make_float2(low_float(from[pair]), high_float(from[pair]));
+        });
         return;
     }
 
@@ -90,12 +139,19 @@ KERNEL void __launch_bounds__(32 * WARPS) rope_and_cache(const Params p) {
     norm_head(head, i < p.num_heads ? p.q_norm : p.k_norm, p.eps);
 #endif
     const float* turn = p.rotary_table + u64(p.positions[token]) * p.rotary_dim;
+    auto turned = [&](u32 pair) {
+        return make_float2(rotated(head, turn, p.rotary_dim, 2 * pair),
+                           rotated(head, turn, p.rotary_dim, 2 * pair + 1));
+    };
+    if (i >= p.num_heads) {
+        place.write(turned);
+        return;
+    }
 #pragma unroll
     for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
         u32 pair = j * 32 + lane_id();
-        if (pair < PAIRS) {
-            to[pair] = pack_bf16(rotated(head, turn, p.rotary_dim, 2 * pair),
-                                 rotated(head, turn, p.rotary_dim, 2 * pair + 1));
-        }
+        if (pair >= PAIRS) break;
+        float2 v = turned(pair);
+        from[pair] = pack_bf16(v.x, v.y);
     }
 }

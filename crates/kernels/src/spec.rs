@@ -21,9 +21,10 @@ pub struct Source {
 pub struct TensorMap(pub [u64; 16]);
 
 /// What every source may include.
-pub(crate) const HEADERS: [Source; 2] = [
+pub(crate) const HEADERS: [Source; 3] = [
     Source { file: "common.cuh", text: include_str!("../csrc/common.cuh") },
     Source { file: "hopper.cuh", text: include_str!("../csrc/hopper.cuh") },
+    Source { file: "kv_cache.cuh", text: include_str!("../csrc/kv_cache.cuh") },
 ];
 
 /// Element types that kernels are specialised for.

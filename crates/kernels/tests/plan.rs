@@ -54,6 +54,15 @@ fn plan(rows: &[Row], shape: Shape) -> Plan {
         }
     }
     plan.share = plan.units.div_ceil(shape.num_ctas).max(MIN_UNITS);
+    let tiles = || plan.rows.iter().map(|row| row.tiles);
+    if let (Some(most), Some(least)) = (tiles().max(), tiles().min())
+        && most == least
+    {
+        let whole = plan.share.next_multiple_of(most);
+        if whole * 15 <= plan.share * 16 {
+            plan.share = whole;
+        }
+    }
     for cta in 0..shape.num_ctas {
         let unit = cta * plan.share;
         let row = plan.rows.partition_point(|row| row.unit <= unit);
@@ -129,7 +138,8 @@ fn check(rows: &[Row], shape: Shape) {
     }
     assert!(most <= plan.share && plan.share * shape.num_ctas >= plan.units);
     let ideal = plan.units.div_ceil(shape.num_ctas);
-    assert!(most <= ideal.max(MIN_UNITS), "{most} units in one block, {ideal} would do");
+    let allowed = ideal.max(MIN_UNITS) * 16 / 15;
+    assert!(most <= allowed, "{most} units in one block, {ideal} would do");
 }
 
 fn check_prefill(rows: &[Row], shape: Shape) {
@@ -186,7 +196,9 @@ fn the_shapes_of_the_reference_experiment() {
     let rows = vec![Row { context: 4096, queries: 1 }; 32];
     check(&rows, shape);
     let even = plan(&rows, shape);
-    assert_eq!((even.units, even.share), (32 * 8 * 64, 63));
+    // 62.06 units would do; with 64 no row is split.
+    assert_eq!((even.units, even.share), (32 * 8 * 64, 64));
+    assert!((0..264).flat_map(|cta| pieces(&even, cta, 8)).all(|piece| piece.slot.is_none()));
     // Alone, a row is still spread over half of the GPU's blocks, four tiles each.
     let alone = plan(&rows[..1], shape);
     assert_eq!((alone.units, alone.share), (512, 4));

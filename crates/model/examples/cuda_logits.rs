@@ -16,7 +16,8 @@ use std::{
 
 use inflight_backend::{
     CpuBackend, CpuConfig, CudaBackend, CudaConfig, KvDtype, WeightPrecision,
-    cuda::usual_library_folders, philox,
+    cuda::{Numerics, usual_library_folders},
+    philox,
 };
 use inflight_model::{
     Decoder, DummyWeights, ModelConfig, ModelFiles, Weights,
@@ -54,7 +55,7 @@ fn main() -> Result<ExitCode, Failure> {
         cache: arguments.next().map(PathBuf::from),
         graphs: true,
         blocking_waits: true,
-        kv_dtype: KvDtype::Bf16,
+        numerics: Numerics::default(),
     })?;
     let arguments: Vec<String> = arguments.collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

@@ -9,11 +9,13 @@ use super::{
     check::check,
     device::{Device, DeviceInfo},
     event::CudaEvent,
+    fixed_gemm::FixedGemm,
     gemm::{Bias, Gemm, Next, Norm, Product, Tuned, TunedProduct},
     graph::{self, CapturedGraph},
     loaded::KernelLoader,
     memory::{CudaBuffer, CudaHostBuffer, Element},
     memory_plan::MemoryPlan,
+    numerics::Numerics,
     operators::{Gather, Operators},
     probe::{CudaProbe, check_capability, probe, version},
     rehearsal,
@@ -42,8 +44,8 @@ pub struct CudaConfig {
     /// Whether the host sleeps while it waits for the device. Spinning wakes some microseconds
     /// earlier and keeps a core busy.
     pub blocking_waits: bool,
-    /// Element type of the KV cache: Bf16, Fp8 or Int8.
-    pub kv_dtype: KvDtype,
+    /// How it computes where there is a choice.
+    pub numerics: Numerics,
 }
 
 /// An NVIDIA GPU as a device. Cloning gives another handle to the same device.
@@ -57,6 +59,8 @@ struct Shared {
     found: CudaProbe,
     device: Arc<Device>,
     gemm: Gemm,
+    /// Computes all products where they must not depend on the number of rows.
+    fixed_gemm: Option<FixedGemm>,
     operators: Operators,
     /// Idle but for the anchors of long measurements of time.
     clock: CudaStream,
@@ -69,10 +73,6 @@ impl CudaBackend {
     /// # Errors
     /// [`BackendError::Unsupported`] with one line that says what is missing.
     pub fn new(config: CudaConfig) -> Result<Self, BackendError> {
-        if config.kv_dtype != KvDtype::Bf16 {
-            let reason = format!("a KV cache of {} on a GPU", config.kv_dtype);
-            return Err(BackendError::Unsupported(reason));
-        }
         let found = probe(&config.library_folders)?;
         if config.ordinal >= found.num_devices {
             let (ordinal, num) = (config.ordinal, found.num_devices);
@@ -84,9 +84,10 @@ impl CudaBackend {
         let cache = config.cache.as_deref();
         let kernels = Arc::new(KernelLoader::new(&device, cache)?);
         let gemm = Gemm::new(&kernels, found.cublaslt_version, cache)?;
-        let operators = Operators::new(&kernels)?;
+        let fixed_gemm = config.numerics.batch_invariant.then(|| FixedGemm::new(&kernels));
+        let operators = Operators::new(&kernels, config.numerics)?;
         let (clock, weights) = (CudaStream::new(&device)?, Weights::new(&device));
-        let shared = Shared { config, found, device, gemm, operators, clock, weights };
+        let shared = Shared { config, found, device, gemm, fixed_gemm, operators, clock, weights };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -98,6 +99,15 @@ impl CudaBackend {
     /// Versions of what was found.
     pub fn found(&self) -> &CudaProbe {
         &self.shared.found
+    }
+
+    /// Rows and head groups whose softmax was computed again so far, because the number that their
+    /// weights were relative to was too far off ([`Softmax::Unified`](super::Softmax)).
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn num_recomputed(&self) -> Result<u32, BackendError> {
+        self.shared.operators.num_recomputed()
     }
 
     /// Free and total bytes of device memory.
@@ -168,6 +178,9 @@ impl CudaBackend {
     /// Enqueues a product; whether what comes next is done as well. In a rehearsal it is not, so
     /// that its own kernels are prepared too.
     fn multiply(&self, product: &Product, stream: &CudaStream) -> Result<bool, BackendError> {
+        if let Some(fixed) = &self.shared.fixed_gemm {
+            return fixed.enqueue(product, stream).map(|()| false);
+        }
         self.shared.gemm.prepare(product, stream)?;
         if rehearsal::is_on() {
             return Ok(false);
@@ -197,7 +210,7 @@ impl Backend for CudaBackend {
     }
 
     fn kv_dtype(&self) -> KvDtype {
-        self.shared.config.kv_dtype
+        self.shared.config.numerics.kv_dtype
     }
 
     fn activation_dtype(&self) -> Dtype {

@@ -67,6 +67,18 @@ impl CudaBuffer {
         Ok(Self { allocation: Arc::new(allocation), element, bf16: None })
     }
 
+    /// The first word, once the device has done all that was enqueued.
+    pub(super) fn read_word(&self) -> Result<u32, BackendError> {
+        let mut word = 0u32;
+        let allocation = &self.allocation;
+        allocation.device.bind()?;
+        allocation.device.finish()?;
+        // SAFETY: allocations have at least one word, and `word` is a valid place for it.
+        let copied = unsafe { sys::cuMemcpyDtoH_v2((&raw mut word).cast(), allocation.address, 4) };
+        check("cuMemcpyDtoH", copied)?;
+        Ok(word)
+    }
+
     pub(super) fn with_bf16(self, copy: Self) -> Self {
         Self { bf16: Some(copy.allocation), ..self }
     }

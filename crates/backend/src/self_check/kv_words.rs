@@ -4,7 +4,8 @@ use half::{bf16, f16};
 
 use crate::{KvDtype, KvLayout, e4m3};
 
-/// A cache with these numbers, `[num_blocks, num_kv_heads, block_size, head_dim]`.
+/// A cache with these numbers, `[num_blocks, num_kv_heads, block_size, head_dim]`; NaN makes a
+/// scale NaN where there is one.
 pub(super) fn encode(layout: &KvLayout, numbers: &[f32]) -> Vec<u32> {
     let strips = numbers.chunks_exact(layout.block_size * layout.head_dim);
     let bytes: Vec<u8> = strips.flat_map(|strip| encode_strip(layout, strip)).collect();
@@ -25,7 +26,9 @@ fn encode_strip(layout: &KvLayout, numbers: &[f32]) -> Vec<u8> {
         let greatest = head.iter().fold(0.0f32, |greatest, x| greatest.max(x.abs()));
         let greatest_code = layout.dtype.greatest_code().unwrap_or(greatest);
         let inverse = if greatest > 0.0 { greatest_code / greatest } else { 0.0 };
-        scales.extend((greatest / greatest_code).to_le_bytes());
+        let is_number = head.iter().all(|x| !x.is_nan());
+        let scale = if is_number { greatest / greatest_code } else { f32::NAN };
+        scales.extend(scale.to_le_bytes());
         for x in head {
             match layout.dtype {
                 KvDtype::F32 => bytes.extend(x.to_le_bytes()),

@@ -11,6 +11,7 @@ mod dense;
 mod fp8;
 mod kv_words;
 mod moves;
+mod replays;
 mod rig;
 mod sampling;
 mod steps;
@@ -43,15 +44,7 @@ impl OperatorCheck {
 /// # Errors
 /// [`BackendError`] if a device cannot run them at all.
 pub fn check_operators<B: Backend>(backend: &B) -> Result<Vec<OperatorCheck>, BackendError> {
-    let reference = CpuBackend::new(CpuConfig {
-        // Numbers of eight bits would differ too much from any others.
-        kv_dtype: match backend.kv_dtype() {
-            dtype @ (KvDtype::Fp8 | KvDtype::Int8) => dtype,
-            KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => KvDtype::F32,
-        },
-        weights: WeightPrecision::F32,
-        ..CpuConfig::detect()
-    })?;
+    let reference = reference_for(backend)?;
     let mut pair =
         Pair { device: Rig::new(backend)?, reference: Rig::new(&reference)?, checks: Vec::new() };
     dense::check(&mut pair)?;
@@ -59,7 +52,36 @@ pub fn check_operators<B: Backend>(backend: &B) -> Result<Vec<OperatorCheck>, Ba
     context::check(&mut pair)?;
     sampling::check(&mut pair)?;
     moves::check(&mut pair)?;
+    replays::check(&mut pair)?;
     Ok(pair.checks)
+}
+
+/// Checks the operators of `backend` that use the KV cache, which has several types of numbers and
+/// several ways to be gone through.
+///
+/// # Errors
+/// As [`check_operators`].
+pub fn check_kv_operators<B: Backend>(backend: &B) -> Result<Vec<OperatorCheck>, BackendError> {
+    let reference = reference_for(backend)?;
+    let mut pair =
+        Pair { device: Rig::new(backend)?, reference: Rig::new(&reference)?, checks: Vec::new() };
+    context::check_some(&mut pair)?;
+    moves::check(&mut pair)?;
+    replays::check(&mut pair)?;
+    Ok(pair.checks)
+}
+
+/// The CPU, as exact as it can be.
+fn reference_for<B: Backend>(backend: &B) -> Result<CpuBackend, BackendError> {
+    CpuBackend::new(CpuConfig {
+        // Numbers of eight bits would differ too much from any others.
+        kv_dtype: match backend.kv_dtype() {
+            dtype @ (KvDtype::Fp8 | KvDtype::Int8) => dtype,
+            KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => KvDtype::F32,
+        },
+        weights: WeightPrecision::F32,
+        ..CpuConfig::detect()
+    })
 }
 
 /// The device to check, the CPU, and how the operators did so far.

@@ -76,6 +76,26 @@ impl RandomStep {
         step
     }
 
+    /// For every slot of the cache, whether any token of the step sees it, or may come across it:
+    /// kernels for rows of several tokens take whole tiles, and slots that were written hold
+    /// numbers.
+    pub(super) fn seen_slots(&self, window: Option<usize>) -> Vec<bool> {
+        let inputs = &self.inputs;
+        let mut seen = vec![false; self.num_cache_blocks * self.block_size];
+        for (row, context_len) in inputs.context_lens.iter().enumerate() {
+            let new = (inputs.row_starts[row + 1] - inputs.row_starts[row]) as usize;
+            let end = *context_len as usize;
+            let window = window.filter(|_| new == 1);
+            let start = window.map_or(0, |window| end.saturating_sub(window));
+            let blocks = &inputs.blocks[inputs.block_starts[row] as usize..];
+            for position in start..end {
+                let block = blocks[position / self.block_size] as usize;
+                seen[block * self.block_size + position % self.block_size] = true;
+            }
+        }
+        seen
+    }
+
     pub(super) fn shape(&self) -> StepShape {
         self.inputs.shape()
     }

@@ -58,6 +58,17 @@ pub(crate) struct EngineArgs {
     #[arg(long, alias = "kv-dtype", value_enum, default_value_t = KvChoice::Auto)]
     pub(crate) kv_cache_dtype: KvChoice,
 
+    /// How decode attention weighs what it sees, on GPUs only: online keeps up with the greatest
+    /// score so far; unified relates all scores to a number fixed before and computes rows again
+    /// where that was too far off [default: online]
+    #[arg(long, value_enum)]
+    pub(crate) softmax: Option<SoftmaxChoice>,
+
+    /// Compute every request's tokens to the same bits whatever runs beside it and however its
+    /// prompt is cut; slower on GPUs, always so on CPUs
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
+
     /// Type of the weights: auto computes with them as they are stored on CPUs and in bf16 on GPUs;
     /// f32, on CPUs only, expands them, which is exact, larger and slower
     #[arg(long, value_enum, default_value_t = WeightDtype::Auto)]
@@ -157,6 +168,12 @@ pub(crate) enum KvChoice {
     #[value(alias = "fp8_e4m3")]
     Fp8,
     Int8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SoftmaxChoice {
+    Online,
+    Unified,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

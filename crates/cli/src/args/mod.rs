@@ -17,8 +17,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use batching::{BatchingArgs, BatchingExperiment};
 pub(crate) use bench::{BenchArgs, BenchCommand, KernelsArgs, OfflineArgs, OverlapChoice};
 pub(crate) use engine::{
-    DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, StepArgs, Switch,
-    WeightDtype,
+    DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, SoftmaxChoice,
+    StepArgs, Switch, WeightDtype,
 };
 pub(crate) use memory::MemoryArgs;
 pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};

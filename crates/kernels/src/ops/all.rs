@@ -3,7 +3,7 @@
 use super::{
     add_bias::AddBias,
     add_norm::AddNorm,
-    decode_attention::DecodeAttention,
+    decode_attention::{DecodeAttention, Softmax},
     embed::Embed,
     flat_gemm::{FlatGemm, FlatShape, Ring},
     fp8_expand::Fp8Expand,
@@ -24,7 +24,7 @@ use super::{
     track_tokens::TrackTokens,
     unpack::Unpack,
 };
-use crate::{Arch, Element, Gpu, Kernel, KernelError, KernelSpec};
+use crate::{Arch, Element, Gpu, Kernel, KernelError, KernelSpec, KvNumbers, KvShape};
 
 /// Head sizes and block sizes that are checked.
 pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
@@ -89,15 +89,32 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
             }
         }
     }
+    add_attention(gpu, &mut specs)?;
+    Ok(specs)
+}
+
+/// What uses the KV cache.
+fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelError> {
     for head_dim in HEAD_DIMS {
         for block_size in BLOCK_SIZES {
-            specs.push(DecodeAttention::new(gpu, head_dim, block_size)?.spec());
-            specs.push(PrefillAttention::new(gpu, head_dim, block_size)?.spec());
+            for numbers in KvNumbers::ALL {
+                let cache = KvShape { numbers, head_dim, block_size };
+                for softmax in [Softmax::Online, Softmax::Unified] {
+                    specs.push(DecodeAttention::new(gpu, cache, softmax)?.spec());
+                }
+                let prefill = PrefillAttention::new(gpu, cache)?;
+                specs.extend([prefill.spec(), prefill.with_small_tiles().spec()]);
+            }
             specs.extend(PrefillHopper::new(gpu, head_dim, block_size, 1).map(|k| k.spec()));
         }
-        for (interleaved, qk_norm) in [(false, false), (true, false), (false, true), (true, true)] {
-            specs.push(RopeAndCache { head_dim, block_size: 16, interleaved, qk_norm }.spec());
+        for numbers in KvNumbers::ALL {
+            let cache = KvShape { numbers, head_dim, block_size: 16 };
+            for (interleaved, qk_norm) in
+                [(false, false), (true, false), (false, true), (true, true)]
+            {
+                specs.push(RopeAndCache { cache, interleaved, qk_norm }.spec());
+            }
         }
     }
-    Ok(specs)
+    Ok(())
 }

@@ -1,21 +1,32 @@
 //! Attention of rows with one new token over their paged context.
 //!
-//! Every warp streams its own 16 positions of a tile through its own ring in shared memory, scores
+//! Every warp streams its own positions of a tile through its own ring in shared memory, scores
 //! them for the eight heads of a group at once (keys as the left operand of the tensor cores), and
-//! keeps a running softmax. Warps meet only at the end of a piece.
+//! keeps its part of the softmax. Warps meet only at the end of a piece.
 
-use super::plan_attention::{GROUP_HEADS, MIN_UNITS, TILE_LEN, head_groups};
-use crate::{Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, Launch, Source};
+use super::plan_attention::{GROUP_HEADS, TILE_LEN, head_groups};
+use crate::{Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, KvShape, Launch, Source};
 
 /// A specialisation of the decode kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeAttention {
-    head_dim: u32,
-    block_size: u32,
+    cache: KvShape,
+    softmax: Softmax,
     warps: u32,
-    /// Tiles in a warp's ring.
+    /// Positions of a warp's turn.
+    subtile: u32,
+    /// Turns in a warp's ring.
     stages: u32,
     num_ctas: u32,
+}
+
+/// What the weights of a softmax are relative to while its scores are still coming.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Softmax {
+    /// The greatest score so far.
+    Online,
+    /// A number that is fixed for each head; where that was too far off, the row is computed again.
+    Unified,
 }
 
 /// Arguments of [`DecodeAttention`].
@@ -25,7 +36,7 @@ pub struct DecodeAttention {
 pub struct DecodeAttentionParams {
     /// `[num_tokens, qkv_len]`, bf16.
     pub qkv: DevicePtr,
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`, bf16.
+    /// Strips as in `csrc/kv_cache.cuh`.
     pub keys: DevicePtr,
     /// As `keys`.
     pub values: DevicePtr,
@@ -45,6 +56,11 @@ pub struct DecodeAttentionParams {
     pub partials: DevicePtr,
     /// `[max_rows * head_groups]` words, zero before the first launch and after every one.
     pub arrivals: DevicePtr,
+    /// `[num_heads]`, f32, of this layer: what weights are relative to if the softmax is unified,
+    /// as powers of 2. Null: 1.
+    pub unified: DevicePtr,
+    /// A word that counts rows and head groups that were computed again.
+    pub recomputed: DevicePtr,
     pub num_rows: u32,
     /// Of the plan's layout.
     pub max_rows: u32,
@@ -60,16 +76,12 @@ impl DecodeAttention {
     /// The specialisation that suits this GPU.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] if `head_dim` is not a multiple of 16 up to 256.
-    pub fn new(gpu: &Gpu, head_dim: u32, block_size: u32) -> Result<Self, KernelError> {
-        if !head_dim.is_multiple_of(16) || !(16..=256).contains(&head_dim) || block_size == 0 {
-            let reason = format!(
-                "heads of {head_dim} elements in blocks of {block_size} tokens: \
-                 heads must be multiples of 16 up to 256"
-            );
-            return Err(KernelError::Unsupported { kernel: "decode_attention", reason });
-        }
-        let shape = |warps, stages| Self { head_dim, block_size, warps, stages, num_ctas: 0 };
+    /// [`KernelError::Unsupported`] if tensor cores cannot take such heads.
+    pub fn new(gpu: &Gpu, cache: KvShape, softmax: Softmax) -> Result<Self, KernelError> {
+        const NAME: &str = "decode_attention";
+        cache.check(NAME)?;
+        let subtile = 16;
+        let shape = |warps, stages| Self { cache, softmax, warps, subtile, stages, num_ctas: 0 };
         // Two blocks on an SM, so that one loads while the other adds up; else what fits.
         let fits = |shape: &Self, blocks: u32| {
             let smem = shape.dynamic_smem();
@@ -81,8 +93,8 @@ impl DecodeAttention {
             stages.map(|stages| shape(*warps, stages)).find(|shape| fits(shape, *blocks))
         });
         let mut found = found.ok_or_else(|| KernelError::Unsupported {
-            kernel: "decode_attention",
-            reason: format!("heads of {head_dim} elements need more shared memory"),
+            kernel: NAME,
+            reason: format!("heads of {} elements need more shared memory", cache.head_dim),
         })?;
         let resident = gpu.blocks_per_sm(found.dynamic_smem()).min(2);
         found.num_ctas = gpu.num_sms * resident;
@@ -98,7 +110,7 @@ impl DecodeAttention {
 
     /// Floats of `partials`: two slots a block, of sums, maxima and denominators.
     pub const fn partial_floats(&self) -> usize {
-        2 * self.num_ctas as usize * (GROUP_HEADS * (self.head_dim + 2)) as usize
+        2 * self.num_ctas as usize * (GROUP_HEADS * (self.cache.head_dim + 2)) as usize
     }
 
     /// Words of `arrivals`.
@@ -108,9 +120,11 @@ impl DecodeAttention {
 
     const fn dynamic_smem(&self) -> u32 {
         // Rows are 16 bytes longer than a head, so that eight of them fall into different banks.
-        let ring = self.warps * self.stages * 2 * 16 * (2 * self.head_dim + 16);
+        let scales = if self.cache.numbers.has_scales() { 8 * self.subtile } else { 0 };
+        let stage = 2 * self.subtile * (self.cache.head_bytes() + 16) + scales;
+        let ring = self.warps * self.stages * stage;
         // Half of the warps leave their sums for the other half; every warp its softmax.
-        let sums = self.warps / 2 * GROUP_HEADS * self.head_dim * 4;
+        let sums = self.warps / 2 * GROUP_HEADS * self.cache.head_dim * 4;
         ring + sums + self.warps * GROUP_HEADS * 2 * 4
     }
 }
@@ -125,17 +139,19 @@ impl Kernel for DecodeAttention {
                 text: include_str!("../../csrc/decode_attention.cu"),
             },
             entry: "decode_attention",
-            defines: vec![
-                ("HEAD_DIM", self.head_dim),
-                ("BLOCK_SIZE", self.block_size),
+            defines: [
+                ("UNIFIED", u32::from(self.softmax == Softmax::Unified)),
                 ("WARPS", self.warps),
+                ("SUBTILE", self.subtile),
                 ("STAGES", self.stages),
                 ("TILE_LEN", TILE_LEN),
-                ("MIN_UNITS", MIN_UNITS),
-            ],
+            ]
+            .into_iter()
+            .chain(self.cache.defines())
+            .collect(),
             dynamic_smem: self.dynamic_smem(),
             params_bytes: size_of::<DecodeAttentionParams>(),
-            budget: Budget { registers: 232, static_smem: 64 },
+            budget: Budget { registers: 248, static_smem: 64 },
         }
     }
 
@@ -147,26 +163,41 @@ impl Kernel for DecodeAttention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::KvNumbers;
+
+    fn cache(numbers: KvNumbers, head_dim: u32) -> KvShape {
+        KvShape { numbers, head_dim, block_size: 16 }
+    }
 
     #[test]
     fn specialisations_fit_their_gpu() {
         for gpu in [Gpu::H200, Gpu::A100, Gpu::RTX_3090] {
             for head_dim in (16..=256).step_by(16) {
-                let kernel = DecodeAttention::new(&gpu, head_dim, 16).unwrap();
+                let cache = cache(KvNumbers::Bf16, head_dim);
+                let kernel = DecodeAttention::new(&gpu, cache, Softmax::Online).unwrap();
                 let resident = kernel.num_ctas / gpu.num_sms;
                 assert!(resident * (kernel.dynamic_smem() + 1024) <= gpu.smem_per_sm);
                 assert!(kernel.dynamic_smem() <= gpu.smem_per_block);
             }
         }
-        let kernel = DecodeAttention::new(&Gpu::H200, 128, 16).unwrap();
+        let kernel =
+            DecodeAttention::new(&Gpu::H200, cache(KvNumbers::Bf16, 128), Softmax::Unified)
+                .unwrap();
         assert_eq!((kernel.warps, kernel.stages, kernel.num_ctas), (4, 3, 264));
     }
 
     #[test]
     fn odd_heads_are_refused() {
-        for head_dim in [0, 8, 100, 272] {
-            let error = DecodeAttention::new(&Gpu::H200, head_dim, 16).unwrap_err().to_string();
-            assert!(error.contains(&head_dim.to_string()), "{error}");
+        for (numbers, head_dim) in [
+            (KvNumbers::Bf16, 0),
+            (KvNumbers::Bf16, 8),
+            (KvNumbers::Bf16, 100),
+            (KvNumbers::Bf16, 272),
+            (KvNumbers::Int8, 80),
+        ] {
+            let cache = cache(numbers, head_dim);
+            let error = DecodeAttention::new(&Gpu::H200, cache, Softmax::Online).unwrap_err();
+            assert!(error.to_string().contains(&head_dim.to_string()), "{error}");
         }
     }
 }

@@ -12,6 +12,9 @@
 //! blocks      |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ----|-4-|
 //! ```
 //!
+//! Where all rows are of one length and blocks get at most a fifteenth more work by it, stretches
+//! are rounded up to whole rows: nothing is to be merged then.
+//!
 //! A piece (a block's share of one row and head group) that is not the whole leaves its sums in a
 //! slot; the last block to arrive adds them up in order. Rows of several new tokens are cut into
 //! tiles of query rows for the prefill kernel instead. The plan is computed on the device, once a
@@ -58,6 +61,11 @@ pub struct PlanAttentionParams {
     pub prefill_tile: u32,
     /// Tokens a token sees, itself included; `u32::MAX`: all before it.
     pub window: u32,
+    /// 1: rows of one new token are cut into tiles of query rows as well; the decode kernel has no
+    /// rows then.
+    pub one_kernel: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Head groups of a layer.

@@ -5,13 +5,12 @@
 //! heads; blocks beyond the plan's tiles leave at once.
 
 use super::plan_attention::PlanLayout;
-use crate::{Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, Launch, Source};
+use crate::{Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, KvShape, Launch, Source};
 
 /// A specialisation of the prefill kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillAttention {
-    head_dim: u32,
-    block_size: u32,
+    cache: KvShape,
     warps: u32,
     /// Positions of a tile of keys.
     keys: u32,
@@ -24,7 +23,7 @@ pub struct PrefillAttention {
 pub struct PrefillAttentionParams {
     /// `[num_tokens, qkv_len]`, bf16.
     pub qkv: DevicePtr,
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`, bf16.
+    /// Strips as in `csrc/kv_cache.cuh`.
     pub keys: DevicePtr,
     /// As `keys`.
     pub values: DevicePtr,
@@ -56,21 +55,24 @@ impl PrefillAttention {
     /// The specialisation that suits this GPU.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] if `head_dim` is not a multiple of 16 up to 256.
-    pub fn new(gpu: &Gpu, head_dim: u32, block_size: u32) -> Result<Self, KernelError> {
-        let unsupported = |reason: String| KernelError::Unsupported {
-            kernel: "prefill_attention",
-            reason: format!("heads of {head_dim} elements, blocks of {block_size}: {reason}"),
-        };
-        if !head_dim.is_multiple_of(16) || !(16..=256).contains(&head_dim) || block_size == 0 {
-            return Err(unsupported("heads must be multiples of 16 up to 256".into()));
-        }
-        let long = head_dim > 128;
+    /// [`KernelError::Unsupported`] if tensor cores cannot take such heads.
+    pub fn new(gpu: &Gpu, cache: KvShape) -> Result<Self, KernelError> {
+        const NAME: &str = "prefill_attention";
+        cache.check(NAME)?;
+        let long = cache.head_dim > 128;
         let choices = if long { [(8, 32), (4, 32), (4, 16)] } else { [(8, 64), (4, 64), (4, 32)] };
-        let shapes = choices.map(|(warps, keys)| Self { head_dim, block_size, warps, keys });
+        let shapes = choices.map(|(warps, keys)| Self { cache, warps, keys });
         let fits = |shape: &&Self| shape.dynamic_smem() <= gpu.smem_per_block;
-        let found = shapes.iter().find(fits);
-        found.copied().ok_or_else(|| unsupported("they need more shared memory".into()))
+        shapes.iter().find(fits).copied().ok_or_else(|| KernelError::Unsupported {
+            kernel: NAME,
+            reason: format!("heads of {} elements need more shared memory", cache.head_dim),
+        })
+    }
+
+    /// The same kernel with smaller tiles, for rows of few query rows each. A query's output has
+    /// the same bits whatever the tile is.
+    pub const fn with_small_tiles(self) -> Self {
+        Self { warps: 4, ..self }
     }
 
     /// Query rows of a tile: a warp takes 16.
@@ -79,10 +81,16 @@ impl PrefillAttention {
     }
 
     const fn dynamic_smem(&self) -> u32 {
-        // Two tiles of keys and values; long heads keep their queries there as well.
-        let pitch = 2 * self.head_dim + 16;
-        let queries = if self.head_dim > 128 { self.tile() } else { 0 };
-        (2 * 2 * self.keys + queries) * pitch
+        let pitch = 2 * self.cache.head_dim + 16;
+        let tile = 2 * self.keys * pitch;
+        // Two tiles of keys and values; of eight bits, their scales as well, and one in bf16.
+        let tiles = match self.cache.numbers.has_scales() {
+            false => 2 * tile,
+            true => 2 * (2 * self.keys * self.cache.head_bytes() + 8 * self.keys) + tile,
+        };
+        // Long heads keep their queries there as well.
+        let queries = if self.cache.head_dim > 128 { self.tile() } else { 0 };
+        tiles + queries * pitch
     }
 }
 
@@ -96,12 +104,10 @@ impl Kernel for PrefillAttention {
                 text: include_str!("../../csrc/prefill_attention.cu"),
             },
             entry: "prefill_attention",
-            defines: vec![
-                ("HEAD_DIM", self.head_dim),
-                ("BLOCK_SIZE", self.block_size),
-                ("WARPS", self.warps),
-                ("KEYS", self.keys),
-            ],
+            defines: [("WARPS", self.warps), ("KEYS", self.keys)]
+                .into_iter()
+                .chain(self.cache.defines())
+                .collect(),
             dynamic_smem: self.dynamic_smem(),
             params_bytes: size_of::<PrefillAttentionParams>(),
             budget: Budget { registers: 255, static_smem: 0 },

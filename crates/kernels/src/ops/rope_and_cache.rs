@@ -1,15 +1,13 @@
 //! Rotary position embedding, and writing keys and values to the KV cache.
 
-use crate::{Budget, DevicePtr, Kernel, KernelSpec, Launch, Source};
+use crate::{Budget, DevicePtr, Kernel, KernelSpec, KvShape, Launch, Source};
 
 /// Normalises (if asked) and rotates queries in place; normalises and rotates keys and writes them
 /// and the values to the cache. A token whose slot is `u32::MAX` writes nothing to the cache.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeAndCache {
-    /// Elements of a head: even, at most 512.
-    pub head_dim: u32,
-    /// Tokens of a block of the cache.
-    pub block_size: u32,
+    /// Heads are even, at most 512 elements.
+    pub cache: KvShape,
     /// Whether pairs are neighbours or half a head apart.
     pub interleaved: bool,
     /// RMSNorm of every query and key head before rotation.
@@ -29,7 +27,7 @@ pub struct RopeAndCacheParams {
     pub q_norm: DevicePtr,
     /// `[head_dim]`, f32; 0 without norm.
     pub k_norm: DevicePtr,
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`, bf16.
+    /// Strips as in `csrc/kv_cache.cuh`.
     pub keys: DevicePtr,
     /// As `keys`.
     pub values: DevicePtr,
@@ -62,16 +60,17 @@ impl Kernel for RopeAndCache {
                 text: include_str!("../../csrc/rope_and_cache.cu"),
             },
             entry: "rope_and_cache",
-            defines: vec![
+            defines: [
                 ("WARPS", Self::WARPS),
-                ("HEAD_DIM", self.head_dim),
-                ("BLOCK_SIZE", self.block_size),
                 ("INTERLEAVED", u32::from(self.interleaved)),
                 ("QK_NORM", u32::from(self.qk_norm)),
-            ],
+            ]
+            .into_iter()
+            .chain(self.cache.defines())
+            .collect(),
             dynamic_smem: 0,
             params_bytes: size_of::<RopeAndCacheParams>(),
-            budget: Budget { registers: 64, static_smem: Self::WARPS * self.head_dim * 4 },
+            budget: Budget { registers: 64, static_smem: Self::WARPS * self.cache.head_dim * 4 },
         }
     }
 

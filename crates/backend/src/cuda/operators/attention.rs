@@ -18,14 +18,15 @@ use inflight_kernels::ops::{
 };
 
 use self::prefill::Prefill;
-use super::{check_buffer, word};
+use super::{check_buffer, kv_shape, word};
 use crate::{
-    AttentionShape, BackendError, DeviceBatch,
+    AttentionShape, BackendError, DeviceBatch, StepShape,
     cuda::{
         backend::CudaBackend,
         by_key::ByKey,
         loaded::{KernelLoader, Loaded, unsupported},
         memory::{CudaBuffer, Element},
+        numerics::Numerics,
         stream::CudaStream,
     },
     ops::Attention,
@@ -37,6 +38,9 @@ const NO_WINDOW: u32 = u32::MAX;
 /// The attention kernels, and a plan for every batch and kind of layer.
 pub(super) struct AttentionPlans {
     planner: Loaded<PlanAttention>,
+    numerics: Numerics,
+    /// Counts rows and head groups whose softmax was computed again.
+    recomputed: CudaBuffer,
     kernels: ByKey<AttentionShape, Kernels>,
     state: Mutex<State>,
 }
@@ -53,6 +57,8 @@ struct State {
 struct Kernels {
     decode: Loaded<DecodeAttention>,
     prefill: Prefill,
+    /// The same kernel for steps whose rows are all of one token, where one kernel must do for all.
+    small: Option<Prefill>,
 }
 
 /// What a plan depends on besides the step.
@@ -79,12 +85,20 @@ struct Plan {
 }
 
 impl AttentionPlans {
-    pub(super) fn new(loader: &KernelLoader) -> Result<Self, BackendError> {
+    pub(super) fn new(loader: &KernelLoader, numerics: Numerics) -> Result<Self, BackendError> {
+        let label = "recomputed rows";
         Ok(Self {
+            numerics,
+            recomputed: CudaBuffer::zeroed(&loader.device, label, 1, Element::Word)?,
             planner: loader.load(PlanAttention)?,
             kernels: ByKey::default(),
             state: Mutex::default(),
         })
+    }
+
+    /// Rows and head groups whose softmax was computed again.
+    pub(super) fn num_recomputed(&self) -> Result<u32, BackendError> {
+        self.recomputed.read_word()
     }
 
     /// A new step's inputs are about to be in `batch`: its plans are out of date.
@@ -101,21 +115,49 @@ impl AttentionPlans {
         let (shape, step) = (args.attention, args.step);
         check_buffer(args.qkv, Element::Bf16, step.num_tokens * shape.qkv_len(), "attention: qkv");
         check_buffer(args.out, Element::Bf16, step.num_tokens * shape.q_len(), "attention: out");
-        let kernels = self.kernels.get(shape, || Kernels::load(loader, shape))?;
+        let kernels = self.kernels.get(shape, || Kernels::load(loader, shape, self.numerics))?;
         let key = PlanKey::of(args);
         let plan = self.plan(&key, &kernels, loader)?;
         if self.is_due(&key) {
             self.planner.launch(&plan_params(&key, &plan, &kernels, args), stream)?;
         }
-        // Rows have at least one token, so as many tokens as rows means one each.
-        let decodes_only = step.num_tokens == step.num_rows;
-        if decodes_only || step.num_rows > 1 {
-            kernels.decode.launch(&decode_params(&key, &plan, args), stream)?;
+        let decodes_only = decodes_only(step);
+        if (decodes_only || step.num_rows > 1) && !self.numerics.batch_invariant {
+            kernels.decode.launch(&self.decode_params(&key, &plan, args), stream)?;
         }
-        if decodes_only {
+        if decodes_only && !self.numerics.batch_invariant {
             return Ok(());
         }
-        kernels.prefill.launch(&key, &plan, args, stream)
+        kernels.prefill_of(step).launch(&key, &plan, args, stream)
+    }
+
+    fn decode_params(
+        &self,
+        key: &PlanKey,
+        plan: &Plan,
+        args: &Attention<'_, CudaBackend>,
+    ) -> DecodeAttentionParams {
+        DecodeAttentionParams {
+            qkv: args.qkv.address(),
+            keys: args.kv.keys.address(),
+            values: args.kv.values.address(),
+            out: args.out.address(),
+            blocks: args.batch.blocks.address(),
+            block_starts: args.batch.block_starts.address(),
+            row_starts: args.batch.row_starts.address(),
+            context_lens: args.batch.context_lens.address(),
+            plan: plan.words.address(),
+            partials: plan.partials.address(),
+            arrivals: plan.arrivals.address(),
+            unified: 0,
+            recomputed: self.recomputed.address(),
+            num_rows: word(args.step.num_rows),
+            max_rows: plan.layout.max_rows,
+            num_heads: word(key.num_heads),
+            num_kv_heads: word(key.num_kv_heads),
+            window: key.window,
+            scale: args.scale,
+        }
     }
 
     fn plan(
@@ -145,14 +187,30 @@ impl AttentionPlans {
     }
 }
 
+/// Whether all rows are of one token. They have at least one, so there are as many rows as tokens.
+fn decodes_only(step: StepShape) -> bool {
+    step.num_tokens == step.num_rows
+}
+
 impl Kernels {
-    fn load(loader: &KernelLoader, shape: AttentionShape) -> Result<Self, BackendError> {
-        let (head_dim, block_size) = (word(shape.head_dim), word(shape.block_size));
-        let decode = DecodeAttention::new(&loader.gpu, head_dim, block_size);
-        Ok(Self {
-            decode: loader.load(decode.map_err(unsupported)?)?,
-            prefill: Prefill::load(loader, shape)?,
-        })
+    fn load(
+        loader: &KernelLoader,
+        shape: AttentionShape,
+        numerics: Numerics,
+    ) -> Result<Self, BackendError> {
+        let cache = kv_shape(numerics.kv_numbers()?, shape);
+        let decode = DecodeAttention::new(&loader.gpu, cache, numerics.softmax);
+        let (prefill, small) = if numerics.batch_invariant {
+            (Prefill::common(loader, cache)?, Some(Prefill::small(loader, cache)?))
+        } else {
+            (Prefill::load(loader, shape, cache)?, None)
+        };
+        Ok(Self { decode: loader.load(decode.map_err(unsupported)?)?, prefill, small })
+    }
+
+    /// The kernel for a step's rows of several tokens, or for all of them.
+    fn prefill_of(&self, step: StepShape) -> &Prefill {
+        self.small.as_ref().filter(|_| decodes_only(step)).unwrap_or(&self.prefill)
     }
 }
 
@@ -186,10 +244,15 @@ impl Plan {
         let decode = kernels.decode.kernel();
         let (max_rows, max_tokens) = (word(key.max_rows), word(key.max_tokens));
         let tile = kernels.prefill.tile(key.group());
+        let tiles = PlanLayout::prefill_tiles(max_tokens, max_rows, key.group(), tile);
+        let small_tiles = kernels.small.as_ref().map_or(0, |kernel| {
+            let tile = kernel.tile(key.group());
+            PlanLayout::prefill_tiles(max_rows, max_rows, key.group(), tile)
+        });
         let layout = PlanLayout {
             max_rows,
             num_ctas: decode.num_ctas(),
-            max_prefill_tiles: PlanLayout::prefill_tiles(max_tokens, max_rows, key.group(), tile),
+            max_prefill_tiles: tiles.max(small_tiles),
         };
         let (num_heads, num_kv_heads) = (word(key.num_heads), word(key.num_kv_heads));
         let num_arrivals = DecodeAttention::arrival_words(max_rows, num_heads, num_kv_heads);
@@ -220,33 +283,9 @@ fn plan_params(
         max_prefill_tiles: plan.layout.max_prefill_tiles,
         head_groups: key.head_groups(),
         group: key.group(),
-        prefill_tile: kernels.prefill.tile(key.group()),
+        prefill_tile: kernels.prefill_of(args.step).tile(key.group()),
         window: key.window,
-    }
-}
-
-fn decode_params(
-    key: &PlanKey,
-    plan: &Plan,
-    args: &Attention<'_, CudaBackend>,
-) -> DecodeAttentionParams {
-    DecodeAttentionParams {
-        qkv: args.qkv.address(),
-        keys: args.kv.keys.address(),
-        values: args.kv.values.address(),
-        out: args.out.address(),
-        blocks: args.batch.blocks.address(),
-        block_starts: args.batch.block_starts.address(),
-        row_starts: args.batch.row_starts.address(),
-        context_lens: args.batch.context_lens.address(),
-        plan: plan.words.address(),
-        partials: plan.partials.address(),
-        arrivals: plan.arrivals.address(),
-        num_rows: word(args.step.num_rows),
-        max_rows: plan.layout.max_rows,
-        num_heads: word(key.num_heads),
-        num_kv_heads: word(key.num_kv_heads),
-        window: key.window,
-        scale: args.scale,
+        one_kernel: u32::from(kernels.small.is_some()),
+        reserved: 0,
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use inflight_kernels::{
-    self as kernels,
+    self as kernels, KvNumbers, KvShape,
     ops::{
         embed::{Embed, EmbedParams},
         fp8_quantize::{Fp8Quantize, Fp8QuantizeParams},
@@ -32,11 +32,13 @@ use super::{
     by_key::ByKey,
     loaded::{KernelLoader, Loaded},
     memory::{CudaBuffer, Element},
+    numerics::Numerics,
     stream::CudaStream,
     weights::CudaEmbedding,
 };
 use crate::{
-    BackendError, DeviceBatch, HistoryShape, OutputLayout, StepShape, ops, ops::SamplingState,
+    AttentionShape, BackendError, DeviceBatch, HistoryShape, OutputLayout, StepShape, ops,
+    ops::SamplingState,
 };
 
 /// All kernels, and the working memory of those that need some.
@@ -52,15 +54,13 @@ pub(super) struct Operators {
     move_blocks: Loaded<MoveBlocks>,
     fill_bf16: Loaded<RandomNormal>,
     fill_f32: Loaded<RandomNormal>,
-    rope: ByKey<RopeKey, Loaded<RopeAndCache>>,
+    kv_numbers: KvNumbers,
+    rope: ByKey<RopeAndCache, Loaded<RopeAndCache>>,
     quantize: ByKey<Fp8Quantize, Loaded<Fp8Quantize>>,
     attention: AttentionPlans,
     /// Room for logits with penalties and bias, by rows and vocabulary.
     adjusted: ByKey<(CUdeviceptr, usize), CudaBuffer>,
 }
-
-/// What [`RopeAndCache`] is specialised for.
-type RopeKey = (u32, u32, bool, bool);
 
 /// Values to fill memory with: normally distributed, of mean 0.
 pub(super) struct FillNormal {
@@ -96,7 +96,10 @@ pub(super) struct Gather<'a> {
 
 impl Operators {
     /// Compiles and loads what every model needs; the rest comes when first used.
-    pub(super) fn new(loader: &Arc<KernelLoader>) -> Result<Self, BackendError> {
+    pub(super) fn new(
+        loader: &Arc<KernelLoader>,
+        numerics: Numerics,
+    ) -> Result<Self, BackendError> {
         use kernels::Element::{Bf16, F32};
         Ok(Self {
             unpack: loader.load(Unpack)?,
@@ -109,9 +112,10 @@ impl Operators {
             move_blocks: loader.load(MoveBlocks)?,
             fill_bf16: loader.load(RandomNormal { out: Bf16 })?,
             fill_f32: loader.load(RandomNormal { out: F32 })?,
+            kv_numbers: numerics.kv_numbers()?,
             rope: ByKey::default(),
             quantize: ByKey::default(),
-            attention: AttentionPlans::new(loader)?,
+            attention: AttentionPlans::new(loader, numerics)?,
             adjusted: ByKey::default(),
             loader: Arc::clone(loader),
         })
@@ -289,8 +293,7 @@ impl Operators {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         let shape = args.attention;
-        let (head_dim, block_size) = (word(shape.head_dim), word(shape.block_size));
-        let (interleaved, qk_norm) = (args.interleaved, args.qk_norm.is_some());
+        let cache = kv_shape(self.kv_numbers, shape);
         check_buffer(args.qkv, Element::Bf16, args.step.num_tokens * shape.qkv_len(), "rope: qkv");
         let norm = args.qk_norm.map_or((0, 0), |(q, k)| (q.address(), k.address()));
         let params = RopeAndCacheParams {
@@ -309,11 +312,9 @@ impl Operators {
             eps: args.eps,
             reserved: 0,
         };
-        let key = (head_dim, block_size, interleaved, qk_norm);
-        let kernel = self.rope.get(key, || {
-            self.loader.load(RopeAndCache { head_dim, block_size, interleaved, qk_norm })
-        })?;
-        kernel.launch(&params, stream)
+        let (interleaved, qk_norm) = (args.interleaved, args.qk_norm.is_some());
+        let kernel = RopeAndCache { cache, interleaved, qk_norm };
+        self.rope.get(kernel, || self.loader.load(kernel))?.launch(&params, stream)
     }
 
     pub(super) fn attention(
@@ -322,6 +323,11 @@ impl Operators {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         self.attention.launch(args, &self.loader, stream)
+    }
+
+    /// See [`CudaBackend::num_recomputed`].
+    pub(super) fn num_recomputed(&self) -> Result<u32, BackendError> {
+        self.attention.num_recomputed()
     }
 
     pub(super) fn silu_and_mul(
@@ -396,6 +402,11 @@ impl Operators {
         };
         self.sample.launch(&params, stream)
     }
+}
+
+/// What kernels that use the KV cache of such heads are specialised for.
+fn kv_shape(numbers: KvNumbers, shape: AttentionShape) -> KvShape {
+    KvShape { numbers, head_dim: word(shape.head_dim), block_size: word(shape.block_size) }
 }
 
 /// Asserts that a step of this shape fits the batch's buffers.

@@ -1,7 +1,7 @@
 //! Attention of rows of several new tokens, by the best kernel that the GPU and the shape allow.
 
 use inflight_kernels::{
-    TensorMap,
+    KvNumbers, KvShape, TensorMap,
     ops::{
         plan_attention::PlanLayout,
         prefill_attention::{PrefillAttention, PrefillAttentionParams},
@@ -30,15 +30,33 @@ pub(super) enum Prefill {
 }
 
 impl Prefill {
-    pub(super) fn load(loader: &KernelLoader, shape: AttentionShape) -> Result<Self, BackendError> {
-        let AttentionShape { num_heads, num_kv_heads, head_dim, block_size } = shape;
-        let (group, head_dim, block_size) =
-            (word(num_heads / num_kv_heads), word(head_dim), word(block_size));
-        if let Some(kernel) = PrefillHopper::new(&loader.gpu, head_dim, block_size, group) {
-            return Ok(Self::Hopper(loader.load(kernel)?));
+    pub(super) fn load(
+        loader: &KernelLoader,
+        shape: AttentionShape,
+        cache: KvShape,
+    ) -> Result<Self, BackendError> {
+        let KvShape { numbers, head_dim, block_size } = cache;
+        let group = word(shape.num_heads / shape.num_kv_heads);
+        let hopper = match numbers {
+            KvNumbers::Bf16 => PrefillHopper::new(&loader.gpu, head_dim, block_size, group),
+            KvNumbers::Fp8 | KvNumbers::Int8 => None,
+        };
+        match hopper {
+            Some(kernel) => Ok(Self::Hopper(loader.load(kernel)?)),
+            None => Self::common(loader, cache),
         }
-        let kernel = PrefillAttention::new(&loader.gpu, head_dim, block_size);
-        Ok(Self::Common(loader.load(kernel.map_err(unsupported)?)?))
+    }
+
+    /// The kernel that all GPUs have.
+    pub(super) fn common(loader: &KernelLoader, cache: KvShape) -> Result<Self, BackendError> {
+        let kernel = PrefillAttention::new(&loader.gpu, cache).map_err(unsupported)?;
+        Ok(Self::Common(loader.load(kernel)?))
+    }
+
+    /// As [`Prefill::common`], with the same bits, for rows of one token.
+    pub(super) fn small(loader: &KernelLoader, cache: KvShape) -> Result<Self, BackendError> {
+        let kernel = PrefillAttention::new(&loader.gpu, cache).map_err(unsupported)?;
+        Ok(Self::Common(loader.load(kernel.with_small_tiles())?))
     }
 
     /// Query rows of a tile.
