@@ -22,7 +22,9 @@ mod report;
 pub use bandwidth::{Bandwidth, measure_bandwidths};
 pub use configs::BuiltInConfig;
 pub use invariance::{InvarianceCheck, check_invariance};
-pub use kernels::{KernelReport, KernelWorkload, OperatorTiming, Peer, measure_kernels};
+pub use kernels::{
+    DecodePeer, KernelReport, KernelWorkload, OperatorTiming, Peer, measure_kernels,
+};
 pub use loop_check::{LoopCheck, check_loop};
 pub use offline::{OfflineRun, OfflineWorkload, run_offline};
 pub use report::{DEVICE_BUSY_DEFINITION, HostTime, Quarter, Report, WAITS_DEFINITION};

@@ -3,12 +3,15 @@
 use std::io::Write;
 use std::num::NonZeroUsize;
 
-use anyhow::{Context, Result, ensure};
-use inflight_backend::{Backend, CpuBackend, CpuConfig, KvDtype};
-use inflight_bench::{KernelReport, KernelWorkload, OperatorTiming, measure_kernels};
+use anyhow::{Context, Result, bail, ensure};
+use inflight_backend::{
+    Backend, CpuBackend, CpuConfig, KvDtype,
+    cuda::{Numerics, Softmax},
+};
+use inflight_bench::{DecodePeer, KernelReport, KernelWorkload, OperatorTiming, measure_kernels};
 use inflight_model::{ModelConfig, ModelFiles};
 
-use crate::args::KernelsArgs;
+use crate::args::{KernelsArgs, KvChoice};
 use crate::bench::create;
 use crate::device::{Chosen, GpuUse, choose};
 use crate::models::ModelArgument;
@@ -29,17 +32,28 @@ const CONTEXTS: Defaults = Defaults { everywhere: &[512], on_gpus: &[4096] };
 const PROMPTS: Defaults = Defaults { everywhere: &[512], on_gpus: &[1024, 2048, 8192] };
 
 pub(crate) fn bench_kernels(args: &KernelsArgs) -> Result<()> {
-    let device = choose(args.device, GpuUse::default())?;
+    let gpu_use = |softmax| {
+        let numerics = Numerics { kv_dtype: kv_dtype_on_gpus(args), softmax, ..<_>::default() };
+        GpuUse { numerics, ..GpuUse::default() }
+    };
+    let device = choose(args.device, gpu_use(Softmax::Online))?;
     let workload = workload(args, matches!(device, Chosen::Cuda(_)))?;
     // Before anything is measured: a wrong path should not cost the run.
     let json = args.json.as_deref().map(|path| create("--json", path)).transpose()?;
     let report = match &device {
-        Chosen::Cuda(backend) => measure(backend, &workload, args)?,
+        Chosen::Cuda(backend) => {
+            let Chosen::Cuda(unified) = choose(args.device, gpu_use(Softmax::Unified))? else {
+                bail!("the GPU was there a moment ago")
+            };
+            let peer = DecodePeer { name: "unified softmax", backend: &unified };
+            measure(backend, Some(peer), &workload, args)?
+        }
         Chosen::Cpu { .. } => {
             let detected = CpuConfig::detect();
             let num_threads = args.threads.map_or(detected.num_threads, NonZeroUsize::get);
-            let config = CpuConfig { num_threads, kv_dtype: KvDtype::F16, ..detected };
-            measure(&CpuBackend::new(config)?, &workload, args)?
+            let kv_dtype = kv_dtype_on_cpus(args, detected.kv_dtype);
+            let config = CpuConfig { num_threads, kv_dtype, ..detected };
+            measure(&CpuBackend::new(config)?, None, &workload, args)?
         }
     };
     print!("{report}");
@@ -52,11 +66,12 @@ pub(crate) fn bench_kernels(args: &KernelsArgs) -> Result<()> {
 
 fn measure<B: Backend>(
     backend: &B,
+    peer: Option<DecodePeer<'_, B>>,
     workload: &KernelWorkload,
     args: &KernelsArgs,
 ) -> Result<KernelReport> {
     let is_watched = is_watched(args.no_progress);
-    measure_kernels(backend, workload, &mut |timing: &OperatorTiming| {
+    measure_kernels(backend, peer, workload, &mut |timing: &OperatorTiming| {
         if is_watched {
             let OperatorTiming { operator, num_rows, us, .. } = timing;
             eprint!("\r\x1b[K{operator}, {num_rows} rows: {us:.1} us");
@@ -67,6 +82,25 @@ fn measure<B: Backend>(
             eprint!("\r\x1b[K");
         }
     })
+}
+
+fn kv_dtype_on_gpus(args: &KernelsArgs) -> KvDtype {
+    match args.kv_cache_dtype {
+        KvChoice::Fp8 => KvDtype::Fp8,
+        KvChoice::Int8 => KvDtype::Int8,
+        KvChoice::Auto | KvChoice::F32 | KvChoice::F16 | KvChoice::Bf16 => KvDtype::Bf16,
+    }
+}
+
+fn kv_dtype_on_cpus(args: &KernelsArgs, auto: KvDtype) -> KvDtype {
+    match args.kv_cache_dtype {
+        KvChoice::Auto => auto,
+        KvChoice::F32 => KvDtype::F32,
+        KvChoice::F16 => KvDtype::F16,
+        KvChoice::Bf16 => KvDtype::Bf16,
+        KvChoice::Fp8 => KvDtype::Fp8,
+        KvChoice::Int8 => KvDtype::Int8,
+    }
 }
 
 fn workload(args: &KernelsArgs, on_gpu: bool) -> Result<KernelWorkload> {

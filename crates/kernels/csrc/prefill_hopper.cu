@@ -3,15 +3,18 @@
 // A block takes one item (a tile of query rows of one key/value head) after the other from a queue.
 // One warp has the copy engine bring queries, keys and values; two warpgroups of 64 query rows each
 // multiply. While a group turns one tile's scores into weights, its products with the values before
-// are under way, and so are those of the other group: they take turns at issuing.
+// are under way, and so are those of the other group: they take turns at issuing. Where the cache
+// holds numbers of eight bits, more warps turn what was copied into tiles of bf16.
 //
 //   copies    K0  K1 V0  K2 V1 ..  Kn Vn-1  Vn            (two stages each)
+//   widening     K0  K1 V0  K2 V1 ..  Kn Vn-1  Vn         (numbers of eight bits alone)
 //   group 0   QK0 weigh0 | QK1 PV0 . weigh1 | QK2 PV1 . weigh2 | .. PVn  out
 //   group 1      QK0 weigh0 ......... | QK1 PV0 . weigh1 | QK2 PV1 . weigh2 | ..
 //
 // Source: Shah et al., "FlashAttention-3", 2024, sections 3.1 and 3.2: roles of warpgroups, softmax
 // under products; packed query rows as in `prefill_attention.cu`.
 #include "hopper.cuh"
+#include "kv_cache.cuh"
 
 constexpr u32 GROUPS = 2;
 constexpr u32 ROWS = 64 * GROUPS;
@@ -22,14 +25,24 @@ constexpr u32 QUERY_BYTES = PANELS * ROWS * PANEL_BYTES;
 constexpr u32 TILE_BYTES = PANELS * KEYS * PANEL_BYTES;
 constexpr u32 BLOCKS = KEYS / BLOCK_SIZE; // Of the KV cache, in a tile.
 constexpr u32 BLOCK_BYTES = PANELS * BLOCK_SIZE * PANEL_BYTES;
+constexpr u32 STRIPS_BYTES = SCALED ? BLOCKS * STRIP_BYTES : 0; // Of a tile, as the cache has them.
+// Sums of long heads leave too few registers for more.
+constexpr u32 WIDENING_WARPS = HEAD_DIM > 128 ? 3 : 7;
 constexpr u32 MATH_THREADS = 128 * GROUPS;
-constexpr u32 THREADS = 128 + MATH_THREADS;
+// Of the warps that copy and widen: whole warpgroups, so that each can have its own registers.
+constexpr u32 HELPERS = SCALED ? 32 + 32 * WIDENING_WARPS : 128;
+constexpr u32 THREADS = HELPERS + MATH_THREADS;
+constexpr u32 HELPER_REGISTERS = 56;
+constexpr u32 MATH_REGISTERS = HELPERS > 128 ? 200 : 224;
+static_assert(HELPERS * HELPER_REGISTERS + MATH_THREADS * MATH_REGISTERS <= 65536, "registers");
 static_assert(KEYS % BLOCK_SIZE == 0 && BLOCKS <= 32 && BLOCK_SIZE % 8 == 0, "blocks of a tile");
 
 struct Params {
     TensorMap queries; // [num_tokens, heads, HEAD_DIM], boxes [tokens of a tile, group, 64]
-    TensorMap keys;    // [rows, HEAD_DIM], boxes [BLOCK_SIZE, 64]
+    TensorMap keys;    // [rows, HEAD_DIM], boxes [BLOCK_SIZE, 64]; if not SCALED, as the next
     TensorMap values;
+    const u8* key_strips; // If SCALED, as the next.
+    const u8* value_strips;
     bf16* out;
     const u32* blocks;
     const u32* block_starts;
@@ -52,8 +65,8 @@ struct Item {
     u32 first;    // First query row of the tile.
     u32 end;      // Past the last query row of the tile that is real; NONE: there is no more work.
     u32 kv_head;
-    u32 tile; // First of keys.
-    u32 last_tile;
+    u32 from; // First position that any query sees.
+    u32 to;   // Last position that any query sees.
     u32 reserved;
 };
 
@@ -63,6 +76,7 @@ struct Shared {
     u64 full_keys[STAGES], empty_keys[STAGES];
     u64 full_values[STAGES], empty_values[STAGES];
     u64 last_values;
+    u64 full_strips[STAGES], empty_strips[STAGES];
 };
 
 // Addresses of what is in shared memory.
@@ -74,8 +88,7 @@ struct Memory {
         u32 start = shared_address(memory);
         u32 skip = (1024 - start % 1024) % 1024;
         base = start + skip;
-        shared = reinterpret_cast<Shared*>(memory + skip + QUERY_STAGES * QUERY_BYTES +
-                                           2 * STAGES * TILE_BYTES);
+        shared = reinterpret_cast<Shared*>(memory + skip + (strips(STAGES) - base));
     }
 
     DEVICE u32 queries(u32 stage) const { return base + stage * QUERY_BYTES; }
@@ -83,19 +96,22 @@ struct Memory {
         return base + QUERY_STAGES * QUERY_BYTES + stage * TILE_BYTES;
     }
     DEVICE u32 values(u32 stage) const { return keys(STAGES + stage); }
+    DEVICE u32 strips(u32 stage) const { return keys(2 * STAGES) + stage * STRIPS_BYTES; }
 };
 
 DEVICE void init_barriers(Shared* s) {
-    constexpr u32 MATH_WARPS = MATH_THREADS / 32;
+    constexpr u32 MATH_WARPS = MATH_THREADS / 32, WRITERS = SCALED ? WIDENING_WARPS : 1;
     for (u32 i = 0; i < QUERY_STAGES; i++) {
         barrier_init(shared_address(&s->full_queries[i]), 1);
         barrier_init(shared_address(&s->empty_queries[i]), MATH_WARPS);
     }
     for (u32 i = 0; i < STAGES; i++) {
-        barrier_init(shared_address(&s->full_keys[i]), 1);
+        barrier_init(shared_address(&s->full_keys[i]), WRITERS);
         barrier_init(shared_address(&s->empty_keys[i]), MATH_WARPS);
-        barrier_init(shared_address(&s->full_values[i]), 1);
+        barrier_init(shared_address(&s->full_values[i]), WRITERS);
         barrier_init(shared_address(&s->empty_values[i]), MATH_WARPS);
+        barrier_init(shared_address(&s->full_strips[i]), 1);
+        barrier_init(shared_address(&s->empty_strips[i]), WIDENING_WARPS);
     }
     barrier_init(shared_address(&s->last_values), 1);
     barriers_are_ready();
@@ -112,9 +128,6 @@ DEVICE u32 visible_from(u32 position, u32 window) {
 struct Source {
     Item item;
     const u32* blocks; // The row's block table.
-    u32 first_block;
-    u32 last_block;
-    u32 rows_of_last; // Positions of the last block that any query sees.
 };
 
 // The order in which items are given out: tile by tile, the longest first, of a few heads at once.
@@ -158,34 +171,43 @@ DEVICE bool take(const Params& p, const Order& order, bool is_first, Source& nex
     item.first = entry.y;
     item.end = min(item.first + ROWS / group * group, num_queries * group);
     item.kv_head = first_head + index % heads;
-    u32 from = visible_from(item.position + item.first / group, p.window);
-    u32 to = item.position + (item.end - 1) / group;
-    item.tile = from / KEYS;
-    item.last_tile = to / KEYS;
+    item.from = visible_from(item.position + item.first / group, p.window);
+    item.to = item.position + (item.end - 1) / group;
     next.blocks = p.blocks + p.block_starts[row];
-    next.first_block = from / BLOCK_SIZE;
-    next.last_block = to / BLOCK_SIZE;
-    next.rows_of_last = to % BLOCK_SIZE + 1;
     return true;
 }
 
 struct Copier {
     const Params& p;
     const Memory& memory;
-    RingPlace<STAGES> keys, values;
+    RingPlace<STAGES> keys, values, strips;
     u32 last_parity = 0;
 
-    // First row in the cache of this lane's block of a tile. Rows outside of the cache read as
-    // zeros.
-    DEVICE int place(const Source& s, u32 tile) const {
+    // The strip in the cache of this lane's block of a tile; NONE if nobody sees it.
+    DEVICE u32 place(const Source& s, u32 tile) const {
         u32 index = tile * BLOCKS + lane_id();
-        bool seen = lane_id() < BLOCKS && index >= s.first_block && index <= s.last_block;
-        constexpr int OUTSIDE = 0x7fff0000;
-        return seen ? int((s.blocks[index] * p.num_kv_heads + s.item.kv_head) * BLOCK_SIZE)
-                    : OUTSIDE;
+        bool seen = lane_id() < BLOCKS && index >= s.item.from / BLOCK_SIZE &&
+                    index <= s.item.to / BLOCK_SIZE;
+        return seen ? s.blocks[index] * p.num_kv_heads + s.item.kv_head : NONE;
     }
 
-    DEVICE void block(u32 to, const TensorMap& map, int at, u32 barrier) const {
+    // Strips of a tile as they are.
+    DEVICE void load_strips(const u8* cache, u32 strip) {
+        Shared* s = memory.shared;
+        u32 full = shared_address(&s->full_strips[strips.stage]);
+        barrier_wait(shared_address(&s->empty_strips[strips.stage]), strips.parity ^ 1);
+        u32 num_seen = __popc(__ballot_sync(ALL_LANES, strip != NONE));
+        if (lane_id() == 0) barrier_arrive_and_expect(full, num_seen * STRIP_BYTES);
+        __syncwarp();
+        u32 to = memory.strips(strips.stage) + lane_id() * STRIP_BYTES;
+        if (strip != NONE) copy_bytes(to, cache + u64(strip) * STRIP_BYTES, STRIP_BYTES, full);
+        strips.advance();
+    }
+
+    // What lies outside of the cache reads as zeros.
+    DEVICE void block(u32 to, const TensorMap& map, u32 strip, u32 barrier) const {
+        constexpr int OUTSIDE = 0x7fff0000;
+        int at = strip == NONE ? OUTSIDE : int(strip * BLOCK_SIZE);
 #pragma unroll
         for (u32 panel = 0; panel < PANELS; panel++) {
             u32 offset = (panel * KEYS + lane_id() * BLOCK_SIZE) * PANEL_BYTES;
@@ -193,18 +215,20 @@ struct Copier {
         }
     }
 
-    DEVICE void load_keys(int at) {
+    DEVICE void load_keys(u32 strip) {
+        if (SCALED) return load_strips(p.key_strips, strip);
         Shared* s = memory.shared;
         u32 full = shared_address(&s->full_keys[keys.stage]);
         barrier_wait(shared_address(&s->empty_keys[keys.stage]), keys.parity ^ 1);
         if (lane_id() == 0) barrier_arrive_and_expect(full, TILE_BYTES);
         __syncwarp();
-        if (lane_id() < BLOCKS) block(memory.keys(keys.stage), p.keys, at, full);
+        if (lane_id() < BLOCKS) block(memory.keys(keys.stage), p.keys, strip, full);
         keys.advance();
     }
 
     // `partial`: the last block, if not all of its positions are seen.
-    DEVICE void load_values(int at, u32 partial, u32 rows_of_last) {
+    DEVICE void load_values(u32 strip, u32 partial, u32 rows_of_last) {
+        if (SCALED) return load_strips(p.value_strips, strip);
         Shared* s = memory.shared;
         u32 full = shared_address(&s->full_values[values.stage]);
         u32 to = memory.values(values.stage);
@@ -213,19 +237,19 @@ struct Copier {
             barrier_expect(full, TILE_BYTES - (partial == NONE ? 0 : BLOCK_BYTES));
         }
         __syncwarp();
-        if (lane_id() < BLOCKS && lane_id() != partial) block(to, p.values, at, full);
-        if (partial != NONE) load_partial(to, at, partial, rows_of_last);
+        if (lane_id() < BLOCKS && lane_id() != partial) block(to, p.values, strip, full);
+        if (partial != NONE) load_partial(to, strip, partial, rows_of_last);
         if (lane_id() == 0) barrier_arrive(full);
         values.advance();
     }
 
     // Positions that nobody sees become zeros: what the cache holds there may not even be a number,
     // and a weight of zero does not help against that.
-    DEVICE void load_partial(u32 to, int at, u32 partial, u32 rows_of_last) {
+    DEVICE void load_partial(u32 to, u32 strip, u32 partial, u32 rows_of_last) {
         u32 arrived = shared_address(&memory.shared->last_values);
         if (lane_id() == partial) {
             barrier_arrive_and_expect(arrived, BLOCK_BYTES);
-            block(to, p.values, at, arrived);
+            block(to, p.values, strip, arrived);
         }
         barrier_wait(arrived, last_parity);
         last_parity ^= 1;
@@ -274,19 +298,112 @@ DEVICE void copy_items(const Params& p, const Memory& memory) {
         }
         if (!more) return;
         queries.advance();
-        int at = copier.place(source, source.item.tile);
-        copier.load_keys(at);
+        u32 tile = source.item.from / KEYS, last_tile = source.item.to / KEYS;
+        u32 strip = copier.place(source, tile);
+        copier.load_keys(strip);
         bool more_after = take(p, order, false, next);
-        for (u32 tile = source.item.tile; tile < source.item.last_tile; tile++) {
-            int after = copier.place(source, tile + 1);
+        for (; tile < last_tile; tile++) {
+            u32 after = copier.place(source, tile + 1);
             copier.load_keys(after);
-            copier.load_values(at, NONE, 0);
-            at = after;
+            copier.load_values(strip, NONE, 0);
+            strip = after;
         }
-        u32 partial = source.rows_of_last < BLOCK_SIZE ? source.last_block % BLOCKS : NONE;
-        copier.load_values(at, partial, source.rows_of_last);
+        u32 rows_of_last = source.item.to % BLOCK_SIZE + 1;
+        u32 last_block = source.item.to / BLOCK_SIZE % BLOCKS;
+        copier.load_values(strip, rows_of_last < BLOCK_SIZE ? last_block : NONE, rows_of_last);
         source = next;
         more = more_after;
+    }
+}
+
+// ---- the warps that widen ----
+
+// One of the warps that must all have let go of, or written, a stage.
+DEVICE void release(const u64& barrier) {
+    if (lane_id() == 0) barrier_arrive(shared_address(&barrier));
+}
+
+struct Widener {
+    const Memory& memory;
+    RingPlace<STAGES> keys, values, strips;
+
+    // A tile of bf16 out of strips. Positions that nobody sees become zeros: what was there may not
+    // even be a number.
+    DEVICE void widen(u32 to, u32 from, const Item& item, u32 tile) const {
+        constexpr u32 CHUNKS = HEAD_DIM / 16, WIDENING_THREADS = 32 * WIDENING_WARPS;
+#pragma unroll 2
+        for (u32 i = threadIdx.x - 32; i < KEYS * CHUNKS; i += WIDENING_THREADS) {
+            u32 row = i / CHUNKS, part = i % CHUNKS, position = tile * KEYS + row;
+            u32 strip = from + row / BLOCK_SIZE * STRIP_BYTES, token = row % BLOCK_SIZE;
+            u32 codes[4];
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(codes[0]), "=r"(codes[1]), "=r"(codes[2]), "=r"(codes[3])
+                         : "r"(strip + head_at(token) + part * 16)
+                         : "memory");
+            float scale = load_shared(strip + scale_at(token));
+            bool seen = position >= item.from && position <= item.to;
+            u32 pairs[8];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                float x[4];
+                widen_to_float(codes[j], x);
+                pairs[2 * j] = seen ? pack_bf16(x[0] * scale, x[1] * scale) : 0;
+                pairs[2 * j + 1] = seen ? pack_bf16(x[2] * scale, x[3] * scale) : 0;
+            }
+            u32 place = to + (part / 4 * KEYS + row) * PANEL_BYTES;
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                u32 chunk = (part % 4 * 2 + j) ^ row % 8;
+                asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place + chunk * 16),
+                             "r"(pairs[4 * j]), "r"(pairs[4 * j + 1]), "r"(pairs[4 * j + 2]),
+                             "r"(pairs[4 * j + 3])
+                             : "memory");
+            }
+        }
+        fence_async_proxy();
+        __syncwarp();
+    }
+
+    // The next strips become the next tile of a ring.
+    DEVICE void next(RingPlace<STAGES>& ring, u64* full, u64* empty, u32 first_stage,
+                     const Item& item, u32 tile) {
+        Shared* s = memory.shared;
+        barrier_wait(shared_address(&empty[ring.stage]), ring.parity ^ 1);
+        barrier_wait(shared_address(&s->full_strips[strips.stage]), strips.parity);
+        u32 to = first_stage + ring.stage * TILE_BYTES;
+        widen(to, memory.strips(strips.stage), item, tile);
+        release(full[ring.stage]);
+        release(s->empty_strips[strips.stage]);
+        ring.advance();
+        strips.advance();
+    }
+
+    DEVICE void next_keys(const Item& item, u32 tile) {
+        Shared* s = memory.shared;
+        next(keys, s->full_keys, s->empty_keys, memory.keys(0), item, tile);
+    }
+
+    DEVICE void next_values(const Item& item, u32 tile) {
+        Shared* s = memory.shared;
+        next(values, s->full_values, s->empty_values, memory.values(0), item, tile);
+    }
+};
+
+// The same items in the same order as those that copy and those that multiply.
+DEVICE void widen_items(const Memory& memory) {
+    Shared* s = memory.shared;
+    Widener widener{memory};
+    for (RingPlace<QUERY_STAGES> queries;; queries.advance()) {
+        barrier_wait(shared_address(&s->full_queries[queries.stage]), queries.parity);
+        Item item = s->items[queries.stage];
+        if (item.end == NONE) return;
+        u32 tile = item.from / KEYS, last_tile = item.to / KEYS;
+        widener.next_keys(item, tile);
+        for (; tile < last_tile; tile++) {
+            widener.next_keys(item, tile + 1);
+            widener.next_values(item, tile);
+        }
+        widener.next_values(item, tile);
     }
 }
 
@@ -450,11 +567,6 @@ DEVICE void write_out(const Params& p, const Item& item, Rows& r, const Sums& su
     fence_async_proxy(); // The copy engine writes here next.
 }
 
-// One of the warps that must all have let go of a stage.
-DEVICE void release(const u64& barrier) {
-    if (lane_id() == 0) barrier_arrive(shared_address(&barrier));
-}
-
 struct Reader {
     RingPlace<STAGES> keys, values;
 };
@@ -482,11 +594,12 @@ DEVICE void attend(const Params& p, const Memory& memory, const Item& item, u32 
     pin(scores);
     release(s->empty_keys[reader.keys.stage]);
     reader.keys.advance();
-    mask(scores, item.tile, rows);
+    u32 tile = item.from / KEYS, last_tile = item.to / KEYS;
+    mask(scores, tile, rows);
     weigh(rows, scores, scale, factor);
     pack(weights, scores);
 
-    for (u32 tile = item.tile + 1; tile <= item.last_tile; tile++) {
+    for (tile++; tile <= last_tile; tile++) {
         barrier_wait(shared_address(&s->full_keys[reader.keys.stage]), reader.keys.parity);
         meet(1 + group, MATH_THREADS); // This group's turn.
         score(scores, group_queries, memory.keys(reader.keys.stage));
@@ -522,12 +635,16 @@ KERNEL void __launch_bounds__(THREADS, 1) prefill_hopper(const __grid_constant__
     if (threadIdx.x == 0) init_barriers(memory.shared);
     __syncthreads();
     wait_for_earlier_kernels();
-    if (threadIdx.x < 128) {
-        give_up_registers<56>();
-        if (warp_id() == 0) copy_items(p, memory);
+    if (threadIdx.x < HELPERS) {
+        give_up_registers<HELPER_REGISTERS>();
+        if (warp_id() == 0) {
+            copy_items(p, memory);
+        } else if (SCALED) {
+            widen_items(memory);
+        }
     } else {
-        take_registers<224>();
-        u32 group = threadIdx.x / 128 - 1;
+        take_registers<MATH_REGISTERS>();
+        u32 group = threadIdx.x / 128 - HELPERS / 128;
         if (group == GROUPS - 1) meet_later(1, MATH_THREADS); // Group 0 begins.
         Reader reader;
         for (RingPlace<QUERY_STAGES> queries;; queries.advance()) {

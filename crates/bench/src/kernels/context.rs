@@ -9,7 +9,7 @@ use inflight_backend::{
 };
 
 use super::{
-    KernelWorkload, OperatorTiming,
+    KernelWorkload, OperatorTiming, Peer,
     report::Work,
     steps::{Row, Sequences},
     stopwatch::Stopwatch,
@@ -41,7 +41,12 @@ struct Cache<B: Backend> {
 }
 
 impl<B: Backend> Contexts<'_, B> {
-    pub(super) fn measure(&self, note: &mut dyn FnMut(OperatorTiming)) -> Result<()> {
+    /// `peer`: another device to measure decode attention with, and its name.
+    pub(super) fn measure(
+        &self,
+        peer: Option<(&'static str, &Self)>,
+        note: &mut dyn FnMut(OperatorTiming),
+    ) -> Result<()> {
         for &num_rows in &self.workload.num_rows {
             let sequences = self.sequences(1, num_rows);
             let row = Row { sequence: 0, context_len: num_rows, num_new: num_rows };
@@ -51,7 +56,12 @@ impl<B: Backend> Contexts<'_, B> {
         }
         for &num_rows in &self.workload.batches {
             for &context in &self.workload.contexts {
-                self.decode(num_rows, context, note)?;
+                let Some(mut timing) = self.decode(num_rows, context)? else { continue };
+                if let Some((name, peer)) = peer {
+                    let beside = peer.decode(num_rows, context)?;
+                    timing.peer = beside.map(|beside| Peer::new(name, beside.us * 1e-6));
+                }
+                note(timing);
             }
             note(self.sample(num_rows)?);
         }
@@ -69,17 +79,13 @@ impl<B: Backend> Contexts<'_, B> {
         Ok(())
     }
 
-    fn decode(
-        &self,
-        num_rows: usize,
-        context_len: usize,
-        note: &mut dyn FnMut(OperatorTiming),
-    ) -> Result<()> {
+    /// `None` if the device has no memory for that.
+    fn decode(&self, num_rows: usize, context_len: usize) -> Result<Option<OperatorTiming>> {
         let sequences = self.sequences(num_rows, context_len);
         let row = |sequence| Row { sequence, context_len, num_new: 1 };
         let mut cache = match self.filled(sequences, num_rows) {
             Ok(cache) => cache,
-            Err(error) if is_out_of_memory(&error) => return Ok(()),
+            Err(error) if is_out_of_memory(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
         let rows: Vec<Row> = (0..num_rows).map(row).collect();
@@ -89,8 +95,7 @@ impl<B: Backend> Contexts<'_, B> {
         });
         let seconds = self.attention_seconds(&cache, step)?;
         let timing = OperatorTiming::new("decode attention", num_rows, work, seconds);
-        note(OperatorTiming { context: Some(context_len), ..timing });
-        Ok(())
+        Ok(Some(OperatorTiming { context: Some(context_len), ..timing }))
     }
 
     /// Bytes of so many tokens' queries and outputs and of so many positions' keys and values.
@@ -276,7 +281,6 @@ impl<B: Backend> Contexts<'_, B> {
     }
 }
 
-/// A case that the device has no memory for is left out.
 fn is_out_of_memory(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(BackendError::OutOfMemory { .. }))
 }

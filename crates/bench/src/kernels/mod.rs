@@ -38,12 +38,22 @@ pub struct KernelWorkload {
     pub prompts: Vec<usize>,
 }
 
+/// The same device used in another way, whose decode attention stands beside.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodePeer<'a, B: Backend> {
+    /// What it is called.
+    pub name: &'static str,
+    /// The device.
+    pub backend: &'a B,
+}
+
 /// Measures all operators of `backend`, telling `progress` of each.
 ///
 /// # Errors
 /// Too little memory, or a lost device.
 pub fn measure_kernels<B: Backend>(
     backend: &B,
+    peer: Option<DecodePeer<'_, B>>,
     workload: &KernelWorkload,
     progress: &mut dyn FnMut(&OperatorTiming),
 ) -> Result<KernelReport> {
@@ -57,6 +67,13 @@ pub fn measure_kernels<B: Backend>(
         operators.push(timing);
     };
     Dense { workload, stopwatch: &stopwatch, layers: &layers }.measure(&mut note)?;
-    Contexts { workload, stopwatch: &stopwatch }.measure(&mut note)?;
+    let contexts = |stopwatch| Contexts { workload, stopwatch };
+    match peer {
+        Some(DecodePeer { name, backend }) => {
+            let beside = Stopwatch::new(backend)?;
+            contexts(&stopwatch).measure(Some((name, &contexts(&beside))), &mut note)?;
+        }
+        None => contexts(&stopwatch).measure(None, &mut note)?,
+    }
     Ok(KernelReport::new(backend.description(), ceilings, operators))
 }

@@ -9,7 +9,7 @@ use inflight_backend::Dtype;
 use inflight_bench::BuiltInConfig;
 
 use super::batching::{BATCHING_EXAMPLES, BatchingArgs};
-use super::{DeviceChoice, EngineArgs, MODEL_HELP, PolicyArgs};
+use super::{DeviceChoice, EngineArgs, KvChoice, MODEL_HELP, PolicyArgs};
 
 const OFFLINE_EXAMPLES: &str = "\
 Examples:
@@ -32,7 +32,8 @@ Examples:
 Roofline: the time that moving every input and output once or all multiplications and additions \
 would take at the rates the device was first measured to have, whichever is longer, over the time \
 taken. Weights, keys and values come from memory each time, not from a cache; what was just \
-computed (norms, activations) may come from one. Beside: the same products by cuBLASLt alone.";
+computed (norms, activations) may come from one. Beside: the same products by cuBLASLt alone, \
+decode attention with the softmax of --softmax unified.";
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
@@ -98,6 +99,11 @@ pub(crate) struct KernelsArgs {
     /// Tokens of a block of the KV cache
     #[arg(long, default_value = "16", value_name = "TOKENS")]
     pub(crate) block_size: NonZeroUsize,
+
+    /// Type of the KV cache's numbers: auto is f16 on CPUs and bf16 on GPUs, which besides have fp8
+    /// and int8
+    #[arg(long, alias = "kv-dtype", value_enum, default_value_t = KvChoice::Auto)]
+    pub(crate) kv_cache_dtype: KvChoice,
 
     /// Threads of a CPU [default: all cores]
     #[arg(long, value_name = "THREADS")]

@@ -104,8 +104,8 @@ fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelErr
                 }
                 let prefill = PrefillAttention::new(gpu, cache)?;
                 specs.extend([prefill.spec(), prefill.with_small_tiles().spec()]);
+                specs.extend(PrefillHopper::new(gpu, cache, 1).map(|k| k.spec()));
             }
-            specs.extend(PrefillHopper::new(gpu, head_dim, block_size, 1).map(|k| k.spec()));
         }
         for numbers in KvNumbers::ALL {
             let cache = KvShape { numbers, head_dim, block_size: 16 };

@@ -1,16 +1,17 @@
 //! [`super::prefill_attention`] for Hopper: warpgroups multiply, the copy engine brings tiles.
 //!
+//! A KV cache of eight bits is widened to bf16 on the way, by warps that do nothing else.
+//!
 //! As many blocks as multiprocessors take tiles of query rows from a queue, so that one tile's end
 //! hides behind the next one's beginning. A tile holds whole tokens: its rows are the largest
 //! multiple of the group up to [`PrefillHopper::ROWS`].
 
-use crate::{Arch, Budget, DevicePtr, Gpu, Kernel, KernelSpec, Launch, Source, TensorMap};
+use crate::{Arch, Budget, DevicePtr, Gpu, Kernel, KernelSpec, KvShape, Launch, Source, TensorMap};
 
 /// A specialisation of the prefill kernel for Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillHopper {
-    head_dim: u32,
-    block_size: u32,
+    cache: KvShape,
     num_sms: u32,
 }
 
@@ -23,10 +24,14 @@ pub struct PrefillHopperParams {
     /// [`PrefillHopper::tokens`], the heads of a group and [`PrefillHopper::PANEL`] elements.
     pub queries: TensorMap,
     /// Of `[num_blocks * num_kv_heads * block_size, head_dim]`, bf16, in boxes of a block and
-    /// [`PrefillHopper::PANEL`] elements.
+    /// [`PrefillHopper::PANEL`] elements; unused where the cache holds numbers of eight bits.
     pub keys: TensorMap,
     /// As `keys`.
     pub values: TensorMap,
+    /// Strips as in `csrc/kv_cache.cuh`; unused where the cache holds bf16.
+    pub key_strips: DevicePtr,
+    /// As `key_strips`.
+    pub value_strips: DevicePtr,
     /// `[num_tokens, num_heads * head_dim]`, bf16. Rows of several new tokens are written.
     pub out: DevicePtr,
     pub blocks: DevicePtr,
@@ -57,16 +62,17 @@ impl PrefillHopper {
     pub const ROWS: u32 = 128;
     /// Elements along a head that a box of a [`TensorMap`] takes.
     pub const PANEL: u32 = 64;
-    const THREADS: u32 = 384;
+    /// Of the warpgroups that multiply.
+    const MATH_THREADS: u32 = 256;
     const STAGES: u32 = 2;
 
     /// The specialisation for these heads; `None` where [`super::prefill_attention`] has to do.
-    pub fn new(gpu: &Gpu, head_dim: u32, block_size: u32, group: u32) -> Option<Self> {
-        let kernel = Self { head_dim, block_size, num_sms: gpu.num_sms };
+    pub fn new(gpu: &Gpu, cache: KvShape, group: u32) -> Option<Self> {
+        let kernel = Self { cache, num_sms: gpu.num_sms };
         let fits = gpu.arch == Arch::SM_90A
-            && matches!(head_dim, 64 | 96 | 128 | 256)
-            && block_size.is_multiple_of(8)
-            && kernel.keys().is_multiple_of(block_size)
+            && matches!(cache.head_dim, 64 | 96 | 128 | 256)
+            && cache.block_size.is_multiple_of(8)
+            && kernel.keys().is_multiple_of(cache.block_size)
             && group <= Self::ROWS
             && kernel.dynamic_smem() <= gpu.smem_per_block;
         fits.then_some(kernel)
@@ -84,19 +90,34 @@ impl PrefillHopper {
 
     /// Positions of a tile of keys: sums of long heads leave fewer registers for scores.
     const fn keys(&self) -> u32 {
-        if self.head_dim > 128 { 64 } else { 128 }
+        if self.cache.head_dim > 128 { 64 } else { 128 }
     }
 
     /// Tiles of queries in shared memory.
     const fn query_stages(&self) -> u32 {
-        if self.head_dim > 128 { 1 } else { 2 }
+        if self.cache.head_dim > 128 { 1 } else { 2 }
     }
 
     const fn dynamic_smem(&self) -> u32 {
-        let row = self.head_dim.next_multiple_of(Self::PANEL) * 2;
+        let row = self.cache.head_dim.next_multiple_of(Self::PANEL) * 2;
         let tiles = self.query_stages() * Self::ROWS + 2 * Self::STAGES * self.keys();
-        // Tiles lie at multiples of 1024; items and barriers follow.
-        1024 + tiles * row + 256
+        // Tiles lie at multiples of 1024; strips, items and barriers follow.
+        1024 + tiles * row + Self::STAGES * self.strips_bytes() + 256
+    }
+
+    /// Bytes of a tile of keys as the cache has it, if that has to be widened.
+    const fn strips_bytes(&self) -> u32 {
+        let KvShape { numbers, block_size, .. } = self.cache;
+        if !numbers.has_scales() {
+            return 0;
+        }
+        let scales = (4 * block_size).next_multiple_of(16);
+        self.keys() / block_size * (block_size * self.cache.head_bytes() + scales)
+    }
+
+    /// Threads that copy and widen: more of them where registers allow.
+    const fn helpers(&self) -> u32 {
+        if self.cache.numbers.has_scales() && self.cache.head_dim <= 128 { 256 } else { 128 }
     }
 }
 
@@ -110,12 +131,10 @@ impl Kernel for PrefillHopper {
                 text: include_str!("../../csrc/prefill_hopper.cu"),
             },
             entry: "prefill_hopper",
-            defines: vec![
-                ("HEAD_DIM", self.head_dim),
-                ("BLOCK_SIZE", self.block_size),
-                ("KEYS", self.keys()),
-                ("QUERY_STAGES", self.query_stages()),
-            ],
+            defines: [("KEYS", self.keys()), ("QUERY_STAGES", self.query_stages())]
+                .into_iter()
+                .chain(self.cache.defines())
+                .collect(),
             dynamic_smem: self.dynamic_smem(),
             params_bytes: size_of::<PrefillHopperParams>(),
             // At the start; the warpgroups then divide the registers anew.
@@ -125,6 +144,6 @@ impl Kernel for PrefillHopper {
 
     fn launch(&self, params: &PrefillHopperParams) -> Launch {
         let items = params.max_tiles.saturating_mul(params.num_kv_heads);
-        Launch::linear(self.num_sms.min(items), Self::THREADS)
+        Launch::linear(self.num_sms.min(items), self.helpers() + Self::MATH_THREADS)
     }
 }

@@ -1,7 +1,7 @@
 //! Attention of rows of several new tokens, by the best kernel that the GPU and the shape allow.
 
 use inflight_kernels::{
-    KvNumbers, KvShape, TensorMap,
+    KvShape, TensorMap,
     ops::{
         plan_attention::PlanLayout,
         prefill_attention::{PrefillAttention, PrefillAttentionParams},
@@ -35,13 +35,8 @@ impl Prefill {
         shape: AttentionShape,
         cache: KvShape,
     ) -> Result<Self, BackendError> {
-        let KvShape { numbers, head_dim, block_size } = cache;
         let group = word(shape.num_heads / shape.num_kv_heads);
-        let hopper = match numbers {
-            KvNumbers::Bf16 => PrefillHopper::new(&loader.gpu, head_dim, block_size, group),
-            KvNumbers::Fp8 | KvNumbers::Int8 => None,
-        };
-        match hopper {
+        match PrefillHopper::new(&loader.gpu, cache, group) {
             Some(kernel) => Ok(Self::Hopper(loader.load(kernel)?)),
             None => Self::common(loader, cache),
         }
@@ -119,6 +114,8 @@ fn hopper_params(
         queries: queries_map(key, args)?,
         keys: cache_map(key, &args.kv.keys)?,
         values: cache_map(key, &args.kv.values)?,
+        key_strips: args.kv.keys.address(),
+        value_strips: args.kv.values.address(),
         out: args.out.address(),
         blocks: args.batch.blocks.address(),
         block_starts: args.batch.block_starts.address(),
@@ -150,7 +147,7 @@ fn queries_map(
     })
 }
 
-/// Boxes of a block of keys or values of one head.
+/// Boxes of a block of keys or values of one head, if they are bf16; otherwise of no use.
 fn cache_map(key: &PlanKey, cache: &CudaBuffer) -> Result<TensorMap, BackendError> {
     let row_bytes = 2 * key.head_dim;
     tensor_map(&Boxes {
