@@ -22,7 +22,8 @@ use std::{
 use grammars::Odd;
 use inflight_backend::{CpuBackend, CpuConfig};
 use inflight_engine::{
-    Engine, EngineConfig, MemoryConfig, RequestSpec, SamplingParams, SinkClosed, TokenSink, Update,
+    Engine, EngineConfig, MemoryConfig, Preemption, RequestSpec, SamplingParams, SinkClosed,
+    TokenSink, Update,
 };
 use inflight_model::{Decoder, ModelFiles};
 use saboteur::{Saboteur, Wait};
@@ -66,16 +67,62 @@ fn requests() -> Vec<RequestSpec> {
     (0..3).map(request).collect()
 }
 
+/// What is served, and in how much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    /// Everything fits.
+    Roomy,
+    /// Sequences give way to each other by way of the host: the newest moves there before the
+    /// others need its blocks, and comes back into those that the first one has just left.
+    Swapping,
+}
+
+impl Load {
+    fn num_blocks(self) -> usize {
+        if self == Self::Roomy { 32 } else { 9 }
+    }
+
+    fn memory(self) -> MemoryConfig {
+        match self {
+            Self::Roomy => MemoryConfig::default(),
+            Self::Swapping => MemoryConfig {
+                prefix_caching: false,
+                preemption: Preemption::Swap,
+                num_swap_blocks: 8,
+                max_moved_blocks: 8,
+            },
+        }
+    }
+
+    fn requests(self) -> Vec<RequestSpec> {
+        if self == Self::Roomy {
+            return requests();
+        }
+        let request = |i: u32| RequestSpec {
+            prompt: (0..7 + i).map(|k| 17 * i + k).collect(),
+            max_tokens: Some(14 + 4 * i as usize),
+            sampling: SamplingParams {
+                temperature: 1.0,
+                seed: u64::from(i),
+                presence_penalty: 0.5,
+                ..SamplingParams::default()
+            },
+            ..RequestSpec::default()
+        };
+        (0..2).map(request).collect()
+    }
+}
+
 /// Serves the requests in one schedule and gives their tokens.
-fn serve(overlap: bool, removed: Option<Wait>) -> Vec<Vec<u32>> {
+fn serve(load: Load, overlap: bool, removed: Option<Wait>) -> Vec<Vec<u32>> {
     let config = EngineConfig {
         overlap,
         max_num_seqs: 4,
         max_num_batched_tokens: 8,
         max_model_len: 32,
         block_size: 4,
-        num_blocks: 32,
-        memory: MemoryConfig::default(),
+        num_blocks: load.num_blocks(),
+        memory: load.memory(),
         max_outstanding: 8,
     };
     let cpu = CpuBackend::new(CpuConfig { num_threads: 1, ..CpuConfig::detect() }).unwrap();
@@ -90,29 +137,36 @@ fn serve(overlap: bool, removed: Option<Wait>) -> Vec<Vec<u32>> {
         handle.submit(request, Box::new(Tokens(sender))).unwrap();
         tokens
     };
-    let clients: Vec<_> = requests().into_iter().map(submit).collect();
+    let clients: Vec<_> = load.requests().into_iter().map(submit).collect();
     handle.drain();
     engine.run().unwrap();
+    let num_swaps = handle.stats().num_swaps.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(num_swaps > 0, load == Load::Swapping);
     clients.iter().map(|tokens| tokens.try_iter().collect()).collect()
 }
 
 /// What the loop without overlap gives.
-fn expected() -> Vec<Vec<u32>> {
+fn expected(load: Load) -> Vec<Vec<u32>> {
     let tokens = Arc::new(Mutex::new(Vec::new()));
     let result = Arc::clone(&tokens);
     let scheduler = RandomScheduler::new_from_seed(SEED, 1);
-    run_schedules(scheduler, move || *result.lock().unwrap() = serve(false, None));
+    run_schedules(scheduler, move || *result.lock().unwrap() = serve(load, false, None));
     let tokens = std::mem::take(&mut *tokens.lock().unwrap());
     let lengths: Vec<_> = tokens.iter().map(Vec::len).collect();
-    assert_eq!(lengths, [6, 5, 4]);
+    let max_tokens = load.requests().into_iter().filter_map(|request| request.max_tokens);
+    assert_eq!(lengths, max_tokens.collect::<Vec<_>>());
     tokens
 }
 
-fn check_schedules(removed: Option<Wait>, expected: &[Vec<u32>]) {
+fn check_schedules(load: Load, removed: Option<Wait>, expected: &[Vec<u32>]) {
     let expected = Arc::new(expected.to_vec());
-    let check = move || assert_eq!(serve(true, removed), *expected);
-    run_schedules(RandomScheduler::new_from_seed(SEED, NUM_RANDOM_SCHEDULES), check.clone());
-    run_schedules(PctScheduler::new_from_seed(SEED, NUM_CHANGES, NUM_ORDERED_SCHEDULES), check);
+    let check = move || assert_eq!(serve(load, true, removed), *expected);
+    // Runs that swap are four times as long.
+    let fewer = if load == Load::Swapping { 4 } else { 1 };
+    let random = RandomScheduler::new_from_seed(SEED, NUM_RANDOM_SCHEDULES / fewer);
+    run_schedules(random, check.clone());
+    let ordered = NUM_ORDERED_SCHEDULES / fewer;
+    run_schedules(PctScheduler::new_from_seed(SEED, NUM_CHANGES, ordered), check);
 }
 
 /// The same schedules every time.
@@ -122,15 +176,31 @@ fn run_schedules(scheduler: impl Scheduler + 'static, run: impl Fn() + Send + Sy
 
 #[test]
 fn no_schedule_changes_a_token() {
-    check_schedules(None, &expected());
+    check_schedules(Load::Roomy, None, &expected(Load::Roomy));
+}
+
+#[test]
+fn no_schedule_changes_a_token_that_was_swapped() {
+    check_schedules(Load::Swapping, None, &expected(Load::Swapping));
+}
+
+fn check_needed(load: Load, waits: &[Wait]) {
+    let expected = expected(load);
+    for &wait in waits {
+        let check = || check_schedules(load, Some(wait), &expected);
+        let found = catch_unwind(AssertUnwindSafe(check));
+        assert!(found.is_err(), "nothing went wrong without {wait:?}");
+    }
 }
 
 #[test]
 fn every_wait_is_needed() {
-    let expected = expected();
     let waits = [Wait::ComputeForH2d, Wait::ComputeForLate, Wait::D2hForCompute, Wait::HostForD2h];
-    for wait in waits {
-        let found = catch_unwind(AssertUnwindSafe(|| check_schedules(Some(wait), &expected)));
-        assert!(found.is_err(), "nothing went wrong without {wait:?}");
-    }
+    check_needed(Load::Roomy, &waits);
+}
+
+#[test]
+fn every_wait_is_needed_for_swaps() {
+    let waits = [Wait::H2dForCompute, Wait::ComputeForH2d, Wait::D2hForCompute, Wait::HostForD2h];
+    check_needed(Load::Swapping, &waits);
 }

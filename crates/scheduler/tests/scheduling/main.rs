@@ -10,4 +10,5 @@ mod engine;
 mod policies;
 mod properties;
 mod scenarios;
+mod sharing;
 mod workload;
