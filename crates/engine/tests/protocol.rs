@@ -171,7 +171,10 @@ fn check_schedules(load: Load, removed: Option<Wait>, expected: &[Vec<u32>]) {
 
 /// The same schedules every time.
 fn run_schedules(scheduler: impl Scheduler + 'static, run: impl Fn() + Send + Sync + 'static) {
-    Runner::new(scheduler, shuttle::Config::default()).run(run);
+    let mut config = shuttle::Config::default();
+    // An engine is larger than the stacks that threads get otherwise.
+    config.stack_size = 1 << 20;
+    Runner::new(scheduler, config).run(run);
 }
 
 #[test]
