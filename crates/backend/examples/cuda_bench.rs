@@ -286,7 +286,9 @@ impl<'a> Bench<'a> {
                 let logits = &self.logits;
                 let late = outputs; // no row has late inputs
                 let max_rows = num_rows;
-                let args = Sample { logits, state, batch, step, late, outputs, max_rows };
+                let is_unusual = false;
+                let args =
+                    Sample { logits, state, batch, step, is_unusual, late, outputs, max_rows };
                 self.backend.sample(args, &self.stream)
             })?,
             self.time("unpack", step.num_words() * 8, &|_| unpack())?,

@@ -525,6 +525,8 @@ pub struct Sample<'a, B: Backend> {
     pub state: &'a SamplingState<B>,
     pub batch: &'a DeviceBatch<B>,
     pub step: StepShape,
+    /// Whether some row has a rule that looks at the whole distribution.
+    pub is_unusual: bool,
     /// Laid out as [`crate::late`] says; read by rows that have a late row.
     pub late: &'a B::Buffer,
     /// Laid out as [`crate::OutputLayout`].

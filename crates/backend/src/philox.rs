@@ -31,6 +31,13 @@ pub fn uniform(seed: u64, position: u32) -> f64 {
     bits as f64 / (1_u64 << 53) as f64
 }
 
+/// Another uniform number for the same position, independent of [`uniform`]'s.
+pub fn second_uniform(seed: u64, position: u32) -> f64 {
+    let words = philox4x32([position, 0, 0, 0], [seed as u32, (seed >> 32) as u32]);
+    let bits = (u64::from(words[3]) << 32 | u64::from(words[2])) >> 11;
+    bits as f64 / (1_u64 << 53) as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -29,13 +29,22 @@ pub struct SamplingRow {
     pub bias_start: u32,
     /// Entries in `bias_ids`.
     pub bias_len: u32,
+    /// Keep tokens as surprising as tokens are on average, until their probabilities reach this sum;
+    /// 1: all.
+    pub typical_p: f32,
+    /// Keep tokens whose logits are at most so many standard deviations below the greatest; 0: all.
+    pub top_n_sigma: f32,
+    /// How often the likeliest tokens are left out; 0: never.
+    pub xtc_probability: f32,
+    /// Those that are left out are this likely or more; the least likely of them stays.
+    pub xtc_threshold: f32,
     /// Its row of the step's [late inputs](crate::late); `None`: it has none.
     pub late_row: Option<u32>,
 }
 
 impl SamplingRow {
     /// Words of one row.
-    pub const WORDS: usize = 16;
+    pub const WORDS: usize = 20;
 
     /// Greedy, nothing reported.
     pub const GREEDY: Self = Self {
@@ -53,7 +62,17 @@ impl SamplingRow {
         bias_start: 0,
         bias_len: 0,
         late_row: None,
+        typical_p: 1.0,
+        top_n_sigma: 0.0,
+        xtc_probability: 0.0,
+        xtc_threshold: 0.0,
     };
+
+    /// Whether some rule must see the whole distribution before it can leave tokens out.
+    pub fn is_unusual(&self) -> bool {
+        self.typical_p < 1.0 || self.top_n_sigma > 0.0 || self.xtc_probability > 0.0
+    }
+
 
     /// As words.
     pub fn to_words(self) -> [u32; Self::WORDS] {
@@ -73,6 +92,10 @@ impl SamplingRow {
             self.bias_start,
             self.bias_len,
             self.late_row.unwrap_or(u32::MAX),
+            self.typical_p.to_bits(),
+            self.top_n_sigma.to_bits(),
+            self.xtc_probability.to_bits(),
+            self.xtc_threshold.to_bits(),
             0,
         ]
     }
@@ -95,6 +118,10 @@ impl SamplingRow {
             bias_start: words[12],
             bias_len: words[13],
             late_row: optional(words[14]),
+            typical_p: f32::from_bits(words[15]),
+            top_n_sigma: f32::from_bits(words[16]),
+            xtc_probability: f32::from_bits(words[17]),
+            xtc_threshold: f32::from_bits(words[18]),
         }
     }
 }

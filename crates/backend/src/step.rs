@@ -14,7 +14,7 @@
 //! row_states     [num_rows * 3]      see `RowState`
 //! blocks         [num_blocks]        block tables, one after the other
 //! sample_indices [num_sampled]       token whose logits each sampled row needs
-//! sampling       [num_sampled * 16]  see `SamplingRow`
+//! sampling       [num_sampled * 20]  see `SamplingRow`
 //! bias_ids       [num_bias]          tokens whose logits are shifted
 //! bias_values    [num_bias]          by how much (f32)
 //! ```
@@ -328,7 +328,7 @@ mod tests {
         let shape = inputs.pack(&mut words);
         let at = shape.layout();
         assert_eq!(words[at.counts], [3, 2, 2, 1, 1, 0, 0, 0]);
-        assert_eq!(shape.num_words(), 8 + 3 * 4 + 3 + 2 + 3 + 6 + 2 + 1 + 16 + 2);
+        assert_eq!(shape.num_words(), 8 + 3 * 4 + 3 + 2 + 3 + 6 + 2 + 1 + 20 + 2);
         assert_eq!(words[at.carry_over], [u32::MAX, 4, u32::MAX]);
         assert_eq!(words[at.row_starts], [0, 1, 3]);
         assert_eq!(SamplingRow::from_words(&words[at.sampling]), row);

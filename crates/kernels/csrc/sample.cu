@@ -5,8 +5,8 @@
 //           |
 //           +- penalties - bias - mask -+- temperature 0 ----> the greatest, lowest id on ties
 //                                       |
-//                                       +- 1/temperature - top-k - min-p - top-p - draw in order
-//                                                                                  of ids
+//                                       +- 1/temperature - top-n-sigma - top-k - typical - min-p
+//                                          - top-p - XTC - draw in order of ids
 //
 // A token's key orders it by logit, then by lowest id. Top-k and top-p are thresholds on keys:
 // a histogram of exponents (of counts, or of weights as integers, whose sum no order changes) finds
@@ -17,7 +17,7 @@
 #include "common.cuh"
 
 constexpr u32 WARPS = THREADS / 32;
-constexpr u32 SAMPLING_WORDS = 16;
+constexpr u32 SAMPLING_WORDS = 20;
 constexpr u32 LATE_WORDS = 4;
 constexpr u32 MAX_TOP = 20;
 constexpr u32 IN_PROMPT = 1u << 31;
@@ -70,13 +70,25 @@ struct Options {
     DEVICE u32 bias_len() const { return words[13]; }
     DEVICE u32 late_row() const { return words[14]; }
 
+    DEVICE float typical_p() const { return real(15); }
+    DEVICE float top_n_sigma() const { return real(16); }
+    DEVICE float xtc_probability() const { return real(17); }
+    DEVICE float xtc_threshold() const { return real(18); }
+
+    // Some rule must see the whole distribution before it can leave tokens out. Such rows need more
+    // registers than others, and so a kernel of their own.
+    DEVICE bool is_unusual() const {
+        bool any = typical_p() < 1.0f || top_n_sigma() > 0.0f || xtc_probability() > 0.0f;
+        return UNUSUAL && any;
+    }
+
     DEVICE bool penalised() const {
         bool neutral = repetition() == 1.0f && presence() == 0.0f && frequency() == 0.0f;
         return state_slot() != NONE && !neutral;
     }
 
     DEVICE bool changes_logits() const {
-        return penalised() || bias_len() > 0 || late_row() != NONE;
+        return penalised() || bias_len() > 0 || late_row() != NONE || is_unusual();
     }
 };
 
@@ -391,7 +403,8 @@ __device__ __noinline__ u64 select_key(const float* row, u32 n, Softmax softmax,
 
 // ---- the draw ----
 
-DEVICE double uniform(u64 seed, u32 position) {
+// Two independent ones for every position.
+DEVICE double uniform(u64 seed, u32 position, bool second) {
     u32 c0 = position, c1 = 0, c2 = 0, c3 = 0, k0 = u32(seed), k1 = u32(seed >> 32);
     for (u32 round = 0; round < 10; round++) { // Philox4x32-10.
         u32 high0 = __umulhi(0xd2511f53u, c0), low0 = 0xd2511f53u * c0;
@@ -399,7 +412,8 @@ DEVICE double uniform(u64 seed, u32 position) {
         c0 = high1 ^ c1 ^ k0, c1 = low1, c2 = high0 ^ c3 ^ k1, c3 = low0;
         k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
     }
-    return double((u64(c1) << 32 | c0) >> 11) * (1.0 / 9007199254740992.0);
+    u64 bits = second ? u64(c3) << 32 | c2 : u64(c1) << 32 | c0;
+    return double(bits >> 11) * (1.0 / 9007199254740992.0);
 }
 
 // Inverts the cumulative sum of the kept tokens' weights in order of ids, in two steps: first among
@@ -513,6 +527,92 @@ struct Draw {
     }
 };
 
+// ---- rules that look at the whole distribution, and leave tokens out of the row itself ----
+
+// Makes tokens impossible that `keeps` does not keep.
+template <typename Keeps> DEVICE void keep(float* row, u32 n, Keeps keeps) {
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        float x = row[i];
+        if (x != x || !keeps(i, x)) row[i] = -INFINITE;
+    }
+    __syncthreads();
+}
+
+DEVICE void keep_sigmas(float* row, u32 n, float max, float num) {
+    double count = 0.0, sum = 0.0, squares = 0.0;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        if (fabsf(row[i]) < INFINITE) count += 1.0, sum += double(row[i]);
+    }
+    count = block_sum(count);
+    double mean = block_sum(sum) / count;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        double off = double(row[i]) - mean;
+        if (fabsf(row[i]) < INFINITE) squares += off * off;
+    }
+    double least = double(max) - double(num) * sqrt(block_sum(squares) / count);
+    keep(row, n, [&](u32, float x) { return double(x) >= least; });
+}
+
+DEVICE void keep_top_k(float* row, u32 n, Softmax softmax, u32 k) {
+    u64 least = select_key(row, n, softmax, Kept{ABOVE_NOTHING, 0.0f}, k, 1.0f);
+    keep(row, n, [&](u32 i, float x) { return key_of(x, i) >= least; });
+}
+
+// How far a token's surprise is from what is expected, as the bits of a number.
+DEVICE u32 distance_bits(const Softmax& softmax, float x, double expected) {
+    return __float_as_uint(float(fabs(double(softmax.exponent(x)) - expected)));
+}
+
+DEVICE void keep_typical(float* row, u32 n, Softmax softmax, float p) {
+    double sum = 0.0, dot = 0.0;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        float e = softmax.exponent(row[i]);
+        if (!(e > LOWEST)) continue;
+        double w = double(softmax.weight(row[i]));
+        sum += w, dot += w * double(e);
+    }
+    double total = block_sum(sum), expected = block_sum(dot) / total;
+    // The least radius, by its bits, within which there is enough.
+    u32 low = 0, high = 0x7f7fffffu;
+    while (low < high) {
+        u32 middle = low + (high - low) / 2;
+        double within = 0.0;
+        for (u32 i = threadIdx.x; i < n; i += THREADS) {
+            bool near = distance_bits(softmax, row[i], expected) <= middle;
+            if (near && softmax.exponent(row[i]) > LOWEST) within += double(softmax.weight(row[i]));
+        }
+        if (block_sum(within) >= double(p) * total) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    keep(row, n, [&](u32, float x) { return distance_bits(softmax, x, expected) <= low; });
+}
+
+// Leaves out all kept tokens of at least this probability but the least likely of them.
+DEVICE void exclude_top_choices(float* row, u32 n, Softmax softmax, Kept kept,
+                                 float threshold) {
+    double sum = 0.0;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        if (kept.has(softmax, row[i], key_of(row[i], i))) sum += double(softmax.weight(row[i]));
+    }
+    double least_weight = double(threshold) * block_sum(sum);
+    u64 least = ~0ull, count = 0;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        u64 key = key_of(row[i], i);
+        if (!kept.has(softmax, row[i], key)) continue;
+        if (double(softmax.weight(row[i])) < least_weight) continue;
+        least = min(least, key);
+        count++;
+    }
+    least = ~block_max(~least);
+    u64 all;
+    block_prefix_sum(count, all);
+    if (all >= 2) keep(row, n, [&](u32 i, float x) { return key_of(x, i) <= least; });
+}
+
 // ---- penalties and bias ----
 
 DEVICE float penalised(Options o, float x, u32 count) {
@@ -582,7 +682,8 @@ __device__ __noinline__ void adjust(const Params& p, Options o, const float* row
 
 DEVICE float clamp_min_p(float x) { return x > 0.0f ? fminf(x, 1.0f) : 0.0f; }
 
-DEVICE u32 choose(const Params& p, Options o, const float* row) {
+// `own`: the row again, if it is this row's own to change.
+DEVICE u32 choose(const Params& p, Options o, const float* row, float* own) {
     u32 n = p.vocab_size;
     u64 greatest = greatest_key(row, n);
     if (greatest == 0) return 0;
@@ -592,14 +693,23 @@ DEVICE u32 choose(const Params& p, Options o, const float* row) {
         return id_of(greatest);
     }
     Softmax softmax{max, scale};
+    if (UNUSUAL && o.top_n_sigma() > 0.0f) keep_sigmas(own, n, max, o.top_n_sigma());
+    if (UNUSUAL && o.typical_p() < 1.0f) {
+        if (o.top_k() > 0 && o.top_k() < n) keep_top_k(own, n, softmax, o.top_k());
+        keep_typical(own, n, softmax, o.typical_p());
+        softmax.max = logit_of(greatest_key(row, n));
+    }
     Kept kept{ABOVE_NOTHING, clamp_min_p(o.min_p())};
     if (o.top_k() > 0 && o.top_k() < n) {
         // By rank among all; what is too unlikely is left out afterwards.
         kept.least_key = select_key(row, n, softmax, Kept{ABOVE_NOTHING, 0.0f}, o.top_k(), 1.0f);
     }
     if (o.top_p() < 1.0f) kept.least_key = select_key(row, n, softmax, kept, 0, o.top_p());
+    if (UNUSUAL && uniform(o.seed(), o.position(), true) < double(o.xtc_probability())) {
+        exclude_top_choices(own, n, softmax, kept, o.xtc_threshold());
+    }
     Draw draw{row, n, softmax, kept, ceil_div(n, 128 * CAPACITY)};
-    return draw.token(uniform(o.seed(), o.position()));
+    return draw.token(uniform(o.seed(), o.position(), false));
 }
 
 struct Logprobs {
@@ -664,18 +774,17 @@ DEVICE void report(const Params& p, Options o, const float* row, u32 token,
     }
 }
 
-KERNEL void __launch_bounds__(THREADS) sample(const __grid_constant__ Params p) {
+KERNEL void __launch_bounds__(THREADS, 1) sample(const __grid_constant__ Params p) {
     wait_for_earlier_kernels();
     u32 row_index = blockIdx.x, n = p.vocab_size;
     Options options{p.sampling + row_index * SAMPLING_WORDS};
     const float* row = p.logits + u64(row_index) * n;
-    const float* chosen_from = row;
+    float* own = nullptr;
     if (options.changes_logits()) {
-        float* adjusted = p.adjusted + u64(row_index) * n;
-        adjust(p, options, row, adjusted);
-        chosen_from = adjusted;
+        own = p.adjusted + u64(row_index) * n;
+        adjust(p, options, row, own);
     }
-    u32 token = choose(p, options, chosen_from);
+    u32 token = choose(p, options, own == nullptr ? row : own, own);
     Outputs out(p, row_index);
     if (threadIdx.x == 0) *out.token = token;
     if (options.top_logprobs() != NONE) {

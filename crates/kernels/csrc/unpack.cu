@@ -4,7 +4,7 @@
 
 constexpr u32 NUM_COUNTS = 8;
 constexpr u32 STATE_WORDS = 3;
-constexpr u32 SAMPLING_WORDS = 16;
+constexpr u32 SAMPLING_WORDS = 20;
 constexpr u32 ONE = 0x3f800000u;  // 1.0f
 
 struct Params {
@@ -37,6 +37,7 @@ DEVICE u32 greedy_word(u32 word) {
             return NONE;
         case 3: // top-p
         case 5: // repetition penalty
+        case 15: // typical
             return ONE;
         default: return 0;
     }

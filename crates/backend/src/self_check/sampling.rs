@@ -27,6 +27,7 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
         (Kind::Temperature, DRAWS_THAT_MAY_DIFFER),
         (Kind::Truncated, DRAWS_THAT_MAY_DIFFER),
         (Kind::Late, DRAWS_THAT_MAY_DIFFER),
+        (Kind::Unusual, DRAWS_THAT_MAY_DIFFER),
     ] {
         for (vocab_size, num_rows) in [(1000, 24), (128_256, 6)] {
             let case = SamplingCase { kind, vocab_size, num_rows };
@@ -98,6 +99,7 @@ enum Kind {
     Temperature,
     Truncated,
     Late,
+    Unusual,
 }
 
 /// Rows to sample, all in one way.
@@ -164,6 +166,15 @@ impl SamplingCase {
                     min_p: [0.0, 0.02][i as usize % 2],
                     ..base
                 },
+                Kind::Unusual => SamplingRow {
+                    temperature: 1.1,
+                    top_k: [0, 60][i as usize % 2],
+                    typical_p: [1.0, 0.6, 0.95][i as usize % 3],
+                    top_n_sigma: [0.0, 1.0, 2.5, 0.0][i as usize % 4],
+                    xtc_probability: [0.0, 0.5, 1.0][i as usize % 3],
+                    xtc_threshold: 0.01,
+                    ..base
+                },
                 Kind::Late => SamplingRow {
                     late_row: Some(i),
                     temperature: [0.0, 1.1][i as usize % 2],
@@ -215,8 +226,10 @@ impl SamplingCase {
         let enqueue = |shape| {
             rig.backend.unpack(&packed, &previous, shape, &batch, &rig.stream)?;
             let (logits, state, batch, outputs) = (&logits, &state, &batch, &outputs);
-            let late = &late;
-            let args = Sample { logits, state, batch, step: shape, late, outputs, max_rows };
+            let is_unusual = self.kind == Kind::Unusual;
+            let (step, late) = (shape, &late);
+            let args =
+                Sample { logits, state, batch, step, is_unusual, late, outputs, max_rows };
             rig.backend.sample(args, &rig.stream)
         };
         let padded = rig.backend.padded_shape(step.shape(), step.capacity());

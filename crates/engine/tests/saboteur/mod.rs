@@ -325,6 +325,7 @@ impl Backend for Saboteur {
             state: &state(args.state),
             batch: &batch(args.batch),
             step: args.step,
+            is_unusual: args.is_unusual,
             late: args.late,
             outputs: args.outputs,
             max_rows: args.max_rows,

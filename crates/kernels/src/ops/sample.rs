@@ -7,7 +7,11 @@ use crate::{Budget, DevicePtr, Kernel, KernelSpec, Launch, Source};
 
 /// Draws the tokens and writes them, and what else the rows asked for, to the output words.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample;
+pub struct Sample {
+    /// Whether rows may have rules that look at the whole distribution (typical, top-n-sigma, XTC).
+    /// Without, they are ignored; with, fewer threads take a row.
+    pub unusual: bool,
+}
 
 /// Arguments of [`Sample`].
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +24,7 @@ pub struct SampleParams {
     pub adjusted: DevicePtr,
     /// `[max_rows, vocab_size]` words.
     pub token_counts: DevicePtr,
-    /// `[num_sampled * 16]` words.
+    /// `[num_sampled * 20]` words.
     pub sampling: DevicePtr,
     pub bias_ids: DevicePtr,
     pub bias_values: DevicePtr,
@@ -39,7 +43,10 @@ pub struct SampleParams {
 impl Sample {
     /// Most tokens of a vocabulary.
     pub const MAX_VOCAB: u32 = 1 << 20;
-    const THREADS: u32 = 1024;
+
+    const fn threads(self) -> u32 {
+        if self.unusual { 512 } else { 1024 }
+    }
 }
 
 impl Kernel for Sample {
@@ -49,14 +56,17 @@ impl Kernel for Sample {
         KernelSpec {
             source: Source { file: "sample.cu", text: include_str!("../../csrc/sample.cu") },
             entry: "sample",
-            defines: vec![("THREADS", Self::THREADS)],
+            defines: vec![("THREADS", self.threads()), ("UNUSUAL", u32::from(self.unusual))],
             dynamic_smem: 0,
             params_bytes: size_of::<SampleParams>(),
-            budget: Budget { registers: 64, static_smem: 48 * 1024 },
+            budget: Budget {
+                registers: 64 * 1024 / self.threads(),
+                static_smem: 48 * 1024,
+            },
         }
     }
 
     fn launch(&self, params: &SampleParams) -> Launch {
-        Launch::linear(params.num_sampled, Self::THREADS)
+        Launch::linear(params.num_sampled, self.threads())
     }
 }

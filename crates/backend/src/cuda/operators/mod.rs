@@ -51,6 +51,8 @@ pub(super) struct Operators {
     silu_and_mul: Loaded<SiluAndMul>,
     gather_sampled: Loaded<GatherSampled>,
     sample: Loaded<Sample>,
+    /// Loaded when first needed.
+    unusual_sample: ByKey<(), Loaded<Sample>>,
     move_blocks: Loaded<MoveBlocks>,
     fill_bf16: Loaded<RandomNormal>,
     fill_f32: Loaded<RandomNormal>,
@@ -108,7 +110,8 @@ impl Operators {
             rms_norm: loader.load(RmsNorm { x: F32, out: Bf16 })?,
             silu_and_mul: loader.load(SiluAndMul)?,
             gather_sampled: loader.load(GatherSampled { element: F32 })?,
-            sample: loader.load(Sample)?,
+            sample: loader.load(Sample { unusual: false })?,
+            unusual_sample: ByKey::default(),
             move_blocks: loader.load(MoveBlocks)?,
             fill_bf16: loader.load(RandomNormal { out: Bf16 })?,
             fill_f32: loader.load(RandomNormal { out: F32 })?,
@@ -372,7 +375,7 @@ impl Operators {
         args: &ops::Sample<'_, CudaBackend>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let ops::Sample { logits, state, batch, step, late, outputs, max_rows } = *args;
+        let ops::Sample { logits, state, batch, step, late, outputs, max_rows, .. } = *args;
         let num_logits = max_rows * state.vocab_size;
         check_buffer(logits, Element::F32, step.num_sampled * state.vocab_size, "sample: logits");
         let num_words = OutputLayout { max_rows }.num_words();
@@ -400,7 +403,11 @@ impl Operators {
             vocab_size: word(state.vocab_size),
             reserved: 0,
         };
-        self.sample.launch(&params, stream)
+        if !args.is_unusual {
+            return self.sample.launch(&params, stream);
+        }
+        let load = || self.loader.load(Sample { unusual: true });
+        self.unusual_sample.get((), load)?.launch(&params, stream)
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Candidate {
 
 impl Candidate {
     /// Greater for likelier tokens, and for lower ids among equals.
-    fn key(self) -> u64 {
+    pub(super) fn key(self) -> u64 {
         // The bits of positive numbers grow with them.
         u64::from(self.weight.to_bits()) << 32 | u64::from(!self.id)
     }

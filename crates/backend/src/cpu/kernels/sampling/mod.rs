@@ -1,15 +1,16 @@
 //! Drawing one token for every sampled row.
 //!
 //! Reading order: [`adjust`] (penalties, bias and mask), [`select`] (the likeliest tokens without
-//! sorting), [`filter`] (top-k, top-p, min-p), [`draw`], [`logprobs`].
+//! sorting), [`filter`] (top-k, top-p, min-p), [`truncate`] (rules that look at the whole
+//! distribution), [`draw`], [`logprobs`].
 //!
 //! ```text
 //! logits -+- log-softmax ---------------------------------> logprobs of the model itself
 //!         |
 //!         +- penalties - bias - mask -+- temperature 0 ----> the greatest, lowest id on ties
 //!                                     |
-//!                                     +- 1/temperature - top-k - min-p - top-p - draw in order
-//!                                                                                of ids
+//!                                     +- 1/temperature - top-n-sigma - top-k - typical - min-p
+//!                                        - top-p - XTC - draw in order of ids
 //! ```
 //!
 //! NaN counts as -infinity. A row without any finite logit gives token 0, and one with +infinity
@@ -26,6 +27,7 @@ mod draw;
 mod filter;
 mod logprobs;
 mod select;
+mod truncate;
 
 use std::cell::RefCell;
 
@@ -48,7 +50,7 @@ pub(crate) struct Sample<'a> {
     pub(crate) logits: &'a [f32],
     /// `[max_rows, vocab_size]`; see [`crate::ops::SamplingState`].
     pub(crate) token_counts: &'a [u32],
-    /// `[num_sampled * 16]`.
+    /// `[num_sampled * 20]`.
     pub(crate) sampling: &'a [u32],
     pub(crate) bias_ids: &'a [u32],
     /// f32 as words.
@@ -113,6 +115,8 @@ impl Sample<'_> {
 thread_local! {
     /// Adjusted logits, kept between rows.
     static ADJUSTED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Logits of which some rules left tokens out, likewise.
+    static TRUNCATED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     /// Tokens that may be drawn, likewise.
     static CANDIDATES: RefCell<Vec<Candidate>> = const { RefCell::new(Vec::new()) };
 }
@@ -144,6 +148,13 @@ fn choose_adjusted(simd: SimdLevel, logits: &[f32], options: &SamplingRow) -> u3
         return select::first_equal(logits, max);
     }
     let softmax = Softmax { simd, max, scale };
+    if options.is_unusual() {
+        return TRUNCATED.with_borrow_mut(|truncated| {
+            truncated.clear();
+            truncated.extend_from_slice(logits);
+            choose_truncated(truncated, softmax, options)
+        });
+    }
     let filter = Filter::new(options, logits.len());
     let uniform = philox::uniform(options.seed, options.position);
     if filter.only_min_p() {
@@ -152,6 +163,27 @@ fn choose_adjusted(simd: SimdLevel, logits: &[f32], options: &SamplingRow) -> u3
     CANDIDATES.with_borrow_mut(|candidates| {
         filter.collect(logits, softmax, candidates);
         draw::from_candidates(candidates, uniform)
+    })
+}
+
+/// The token of one row that has an unusual rule.
+fn choose_truncated(logits: &mut [f32], mut softmax: Softmax, options: &SamplingRow) -> u32 {
+    if options.top_n_sigma > 0.0 {
+        truncate::top_n_sigma(logits, softmax.max, options.top_n_sigma);
+    }
+    if options.typical_p < 1.0 {
+        truncate::top_k(logits, options.top_k as usize);
+        truncate::typical(logits, softmax, options.typical_p);
+        softmax.max = select::max_logit(logits);
+    }
+    let filter = Filter::new(options, logits.len());
+    CANDIDATES.with_borrow_mut(|candidates| {
+        filter.collect(logits, softmax, candidates);
+        let chance = philox::second_uniform(options.seed, options.position);
+        if chance < f64::from(options.xtc_probability) {
+            truncate::exclude_top_choices(candidates, options.xtc_threshold);
+        }
+        draw::from_candidates(candidates, philox::uniform(options.seed, options.position))
     })
 }
 
