@@ -73,7 +73,6 @@ impl SamplingRow {
         self.typical_p < 1.0 || self.top_n_sigma > 0.0 || self.xtc_probability > 0.0
     }
 
-
     /// As words.
     pub fn to_words(self) -> [u32; Self::WORDS] {
         [

@@ -68,6 +68,7 @@ fn run<B: Backend>(backend: &B, overlap: bool) -> Result<OfflineRun> {
         input_len: INPUT_LEN,
         output_len: OUTPUT_LEN,
         sampling: kinds(),
+        grammar: None,
         warm_up: true,
     };
     run_offline(engine, handle, &workload, &mut |_| {})

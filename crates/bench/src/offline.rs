@@ -12,8 +12,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use inflight_backend::{Backend, philox};
 use inflight_engine::{
-    Engine, EngineError, EngineHandle, FinishReason, RequestSpec, SamplingParams, SinkClosed,
-    StepRecord, TokenSink, Update,
+    Engine, EngineError, EngineHandle, FinishReason, RequestSpec, SamplingParams, SharedGrammar,
+    SinkClosed, StepRecord, TokenSink, Update,
 };
 
 use crate::gate::Gate;
@@ -36,6 +36,8 @@ pub struct OfflineWorkload {
     pub output_len: usize,
     /// Requests take turns with these; each adds its number to the seed. Not empty.
     pub sampling: Vec<SamplingParams>,
+    /// What each output must be; it must have no end within `output_len`. `None`: anything.
+    pub grammar: Option<SharedGrammar>,
     /// Whether the same prompts go through the engine first, since a device loads code when it
     /// first runs it.
     pub warm_up: bool,
@@ -207,6 +209,7 @@ fn spec(
         prompt: (0..input_len).map(draw).collect(),
         max_tokens: Some(output_len),
         sampling,
+        grammar: workload.grammar.clone(),
         ..RequestSpec::default()
     })
 }

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice, PolicyArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::bench_batching::bench_batching;
+use crate::bench_constraint;
 use crate::bench_kernels::bench_kernels;
 use crate::device::{Chosen, choose};
 use crate::models::ModelArgument;
@@ -127,6 +128,7 @@ impl<'a> Experiment<'a> {
             input_len: args.input_len.get(),
             output_len: args.output_len.get(),
             sampling: vec![sampling(args)],
+            grammar: bench_constraint::grammar(args, &files)?,
             warm_up: !args.no_warm_up,
         };
         let device = choose(engine_args.device, resolve_gpu_use(&engine_args))?;
@@ -162,6 +164,7 @@ impl<'a> Experiment<'a> {
                 "input_len": self.workload.input_len,
                 "output_len": self.workload.output_len,
                 "warm_up": self.workload.warm_up,
+                "constraint": self.args.constraint.map(|_| "json"),
                 "temperature": draws.temperature,
                 "top_p": draws.top_p,
                 "top_k": draws.top_k,
@@ -233,9 +236,9 @@ fn sampling(args: &OfflineArgs) -> SamplingParams {
         repetition_penalty: draws.repetition_penalty,
         presence_penalty: draws.presence_penalty,
         frequency_penalty: draws.frequency_penalty,
-        logit_bias: Vec::new(),
         seed: args.engine.seed,
         top_logprobs: draws.logprobs,
+        ..SamplingParams::default()
     }
 }
 

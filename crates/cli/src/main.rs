@@ -20,6 +20,7 @@ mod args;
 mod assembly;
 mod bench;
 mod bench_batching;
+mod bench_constraint;
 mod bench_kernels;
 mod chat;
 mod device;

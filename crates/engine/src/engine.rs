@@ -11,7 +11,8 @@ use std::{
 };
 
 use inflight_backend::{
-    Backend, BackendError, HistoryInputs, LateWriter, OutputLayout, StepInputs, StepShape,
+    Backend, BackendError, HistoryInputs, LateWriter, OutputLayout, SamplingRow, StepInputs,
+    StepShape,
 };
 use inflight_kv_cache::PrefixKey;
 use inflight_model::Decoder;
@@ -69,13 +70,21 @@ struct Streams<B: Backend> {
 struct InFlight {
     io: IoSlotId,
     batch: Batch,
-    step: StepShape,
-    num_output_words: usize,
+    draw: Draw,
     /// Sequences whose rows cannot be drawn before the token before is known: sampling is enqueued
     /// when it is.
     late: Vec<SequenceId>,
     is_drawn: bool,
     record: StepRecord,
+}
+
+/// How a batch's tokens are drawn and brought back.
+#[derive(Clone, Copy)]
+struct Draw {
+    step: StepShape,
+    /// Some row has a rule that looks at the whole distribution.
+    is_unusual: bool,
+    num_output_words: usize,
 }
 
 impl<B: Backend> Engine<B> {
@@ -313,15 +322,15 @@ impl<B: Backend> Engine<B> {
     fn launch(&mut self, batch: Batch, mut record: StepRecord) -> Result<InFlight, EngineError> {
         let id = self.io.advance(); // free: the batch before the latest was collected
         let ((step, late), stage) = self.timed(|engine| engine.stage(id, &batch));
-        let num_output_words = self.num_output_words();
+        let draw = Draw {
+            step,
+            is_unusual: self.inputs.sampling.iter().any(SamplingRow::is_unusual),
+            num_output_words: self.num_output_words(),
+        };
         let is_drawn = late.is_empty();
         let (enqueued, launch) = self.timed(|engine| {
             engine.enqueue_forward(id, step, &batch.moves)?;
-            if is_drawn {
-                engine.enqueue_draw(id, step, num_output_words, &batch.moves)
-            } else {
-                Ok(())
-            }
+            if is_drawn { engine.enqueue_draw(id, draw, &batch.moves) } else { Ok(()) }
         });
         enqueued?;
         self.scheduler.advance(&batch); // lengths move now, token values in `collect`
@@ -333,7 +342,7 @@ impl<B: Backend> Engine<B> {
         self.stats.num_steps.fetch_add(1, Ordering::Relaxed);
         self.stats.note_progress();
         self.stats.num_computed_tokens.fetch_add(computed, Ordering::Relaxed);
-        Ok(InFlight { io: id, batch, step, num_output_words, late, is_drawn, record })
+        Ok(InFlight { io: id, batch, draw, late, is_drawn, record })
     }
 
     /// Gives the sequences whose rows are late, too.
@@ -381,13 +390,13 @@ impl<B: Backend> Engine<B> {
     fn enqueue_draw(
         &mut self,
         id: IoSlotId,
-        step: StepShape,
-        num_output_words: usize,
+        draw: Draw,
         moves: &Moves,
     ) -> Result<(), BackendError> {
+        let Draw { step, is_unusual, num_output_words } = draw;
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
         let slots = StepSlots { id, io, previous: self.io.before(id) };
-        self.runner.sample(backend, &slots, step, &streams.compute)?;
+        self.runner.sample(backend, &slots, step, is_unusual, &streams.compute)?;
         backend.record(&io.compute.done, &streams.compute)?;
 
         backend.wait(&io.compute.done, &streams.d2h)?;
@@ -433,12 +442,12 @@ impl<B: Backend> Engine<B> {
         backend.copy_to_device(&slot.host_late, &slot.device_late, num_words, &streams.h2d)?;
         backend.record(&slot.late_ready, &streams.h2d)?;
         backend.wait(&slot.late_ready, &streams.compute)?;
-        self.enqueue_draw(id, flight.step, flight.num_output_words, &flight.batch.moves)
+        self.enqueue_draw(id, flight.draw, &flight.batch.moves)
     }
 
     /// Tokens and their logprobs always; the likeliest tokens only if some row asked for them.
     fn num_output_words(&self) -> usize {
-        let asked = |row: &inflight_backend::SamplingRow| row.top_logprobs.is_some_and(|n| n > 0);
+        let asked = |row: &SamplingRow| row.top_logprobs.is_some_and(|n| n > 0);
         if self.inputs.sampling.iter().any(asked) {
             self.outputs.num_words()
         } else {

@@ -6,6 +6,7 @@ use inflight_scheduler::{Scheduler, SequenceId};
 use crate::{
     Allowed, FinishReason,
     grammar_workers::{GrammarWorkers, Next, Progress},
+    history,
     live_requests::{LiveRequest, LiveRequests},
 };
 
@@ -52,21 +53,35 @@ pub(crate) fn write(
     requests: &mut LiveRequests,
     writer: &mut LateWriter<'_>,
 ) {
+    let mut bias = Vec::new();
     for (row, &id) in sequences.iter().enumerate() {
         let Some(request) = requests.find(id) else { continue };
-        let banned = match scheduler.num_generated(id) < request.min_tokens {
-            true => &request.stop_token_ids[..],
-            false => &[],
-        };
+        bias.clear();
+        let tokens = scheduler.tokens(id);
+        if let Some(dry) = &request.sampling.dry {
+            dry.penalise(tokens, &mut bias);
+        }
+        history::ban_words(&request.sampling.bad_words, tokens, &mut bias);
         if let Some(Progress::Known(next)) = &request.grammar {
-            write_allowed(row, next, banned, writer);
+            let is_short = scheduler.num_generated(id) < request.min_tokens;
+            let banned = if is_short { &request.stop_token_ids[..] } else { &[] };
+            write_allowed(row, next, banned, writer, &mut bias);
+        }
+        if !bias.is_empty() {
+            writer.bias(row, &bias);
         }
     }
 }
 
 /// What a grammar allows but the `banned` tokens. Where nothing else is left, they are allowed:
 /// an output that is complete cannot go on.
-fn write_allowed(row: usize, next: &Next, banned: &[u32], writer: &mut LateWriter<'_>) {
+fn write_allowed(
+    row: usize,
+    next: &Next,
+    banned: &[u32],
+    writer: &mut LateWriter<'_>,
+    bias: &mut Vec<(u32, f32)>,
+) {
     match next.allowed {
         Ok(Allowed::Masked) => {
             if banned.is_empty() {
@@ -81,10 +96,7 @@ fn write_allowed(row: usize, next: &Next, banned: &[u32], writer: &mut LateWrite
             let is_empty = mask.iter().all(|word| *word == 0);
             writer.mask(row, if is_empty { &next.mask } else { &mask });
         }
-        Ok(Allowed::All) => {
-            let bias = banned.iter().map(|token| (*token, f32::NEG_INFINITY));
-            writer.bias(row, &bias.collect::<Vec<_>>());
-        }
+        Ok(Allowed::All) => bias.extend(banned.iter().map(|token| (*token, f32::NEG_INFINITY))),
         Ok(Allowed::Nothing) | Err(_) => {}
     }
 }

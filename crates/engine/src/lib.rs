@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`request`] (what comes in), [`update`] (what goes out), [`handle`] (the callers'
 //! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
-//! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`] and [`late`] (what
+//! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`], [`history`] and [`late`] (what
 //! an output may be), [`trace`] (when all that happened).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
@@ -16,6 +16,7 @@ mod error;
 mod grammar;
 mod grammar_workers;
 mod handle;
+mod history;
 mod io_slot;
 mod late;
 mod live_requests;
@@ -31,6 +32,7 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use grammar::{Allowed, Grammar, Matcher, SharedGrammar};
 pub use handle::{EngineHandle, EngineStats, SubmitError, Tuning};
+pub use history::{DryBreakers, DryParams};
 pub use inflight_scheduler::{
     Batching, Decision, Gate, HeldBack, Lapse, LimitedBy, MemoryConfig, Mixing, Order, Policy,
     Preemption, Share, Targets, Tenant,

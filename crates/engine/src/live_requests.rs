@@ -21,7 +21,7 @@ pub(crate) struct LiveRequest {
 impl LiveRequest {
     /// Whether it can only be said how a token is drawn when the token before it is known.
     pub(crate) fn is_late(&self) -> bool {
-        self.grammar.is_some()
+        self.grammar.is_some() || self.sampling.looks_back()
     }
 
     /// Whether a worker is still following its grammar.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use inflight_backend::step::MAX_TOP_LOGPROBS;
 use inflight_scheduler::Tenant;
 
-use crate::SharedGrammar;
+use crate::{DryParams, SharedGrammar};
 
 /// Identifies a request, and the one sequence it has in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +28,20 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Over 0 discourages tokens by how often they were seen in the output.
     pub frequency_penalty: f32,
+    /// Keep tokens as surprising as tokens are on average, until their probabilities reach this sum;
+    /// 1: all.
+    pub typical_p: f32,
+    /// Keep tokens whose logits are at most so many standard deviations below the greatest; 0: all.
+    pub top_n_sigma: f32,
+    /// How often the likeliest tokens are left out; 0: never.
+    pub xtc_probability: f32,
+    /// Those that are left out are this likely or more; the least likely of them stays.
+    pub xtc_threshold: f32,
+    /// What discourages repetitions; `None`: nothing does.
+    pub dry: Option<DryParams>,
+    /// Token sequences that must not come, in prompt and output together; at most
+    /// [`RequestLimits::MAX_BAD_WORDS`].
+    pub bad_words: Vec<Vec<u32>>,
     /// Added to the logits of these tokens; at most [`RequestLimits::MAX_LOGIT_BIAS`] of them.
     pub logit_bias: Vec<(u32, f32)>,
     /// Keys the draws: the same seed gives the same tokens.
@@ -46,6 +60,12 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            typical_p: 1.0,
+            top_n_sigma: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            dry: None,
+            bad_words: Vec::new(),
             logit_bias: Vec::new(),
             seed: 0,
             top_logprobs: None,
@@ -54,6 +74,11 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// Whether a draw depends on the tokens just before it.
+    pub(crate) fn looks_back(&self) -> bool {
+        self.dry.is_some() || !self.bad_words.is_empty()
+    }
+
     /// Whether the device must count this sequence's tokens.
     pub(crate) fn needs_token_counts(&self) -> bool {
         self.repetition_penalty != 1.0
@@ -123,6 +148,9 @@ impl RequestLimits {
     /// Most entries of a request's logit bias, stop tokens that are banned for a while included.
     pub const MAX_LOGIT_BIAS: usize = 1024;
 
+    /// Most sequences of a request's bad words.
+    pub const MAX_BAD_WORDS: usize = 128;
+
     /// Most stop token ids of a request.
     pub const MAX_STOP_TOKENS: usize = 128;
 
@@ -184,8 +212,24 @@ impl RequestLimits {
         if spec.stop_token_ids.len() > Self::MAX_STOP_TOKENS {
             return invalid("stop_token_ids", "has more than 128 entries");
         }
+        self.check_bad_words(&spec.sampling.bad_words)?;
         match spec.stop_token_ids.iter().find(|&&id| id as usize >= self.vocab_size) {
             Some(id) => invalid("stop_token_ids", self.unknown_token(*id)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_bad_words(&self, words: &[Vec<u32>]) -> Result<(), InvalidRequest> {
+        if words.len() > Self::MAX_BAD_WORDS {
+            let (has, most) = (words.len(), Self::MAX_BAD_WORDS);
+            let reason = format!("has {has} token sequences; at most {most} are allowed");
+            return invalid("bad_words", reason);
+        }
+        if words.iter().any(Vec::is_empty) {
+            return invalid("bad_words", "has an empty word");
+        }
+        match words.iter().flatten().find(|&&id| id as usize >= self.vocab_size) {
+            Some(id) => invalid("bad_words", self.unknown_token(*id)),
             None => Ok(()),
         }
     }
@@ -226,7 +270,7 @@ impl ValidRequest {
 
 fn check_sampling(sampling: &SamplingParams) -> Result<(), InvalidRequest> {
     let penalty = -2.0..=2.0;
-    let checks: [(&'static str, f32, bool, &'static str); 6] = [
+    let checks: [(&'static str, f32, bool, &'static str); 10] = [
         ("temperature", sampling.temperature, sampling.temperature >= 0.0, "at least 0"),
         (
             "top_p",
@@ -253,16 +297,50 @@ fn check_sampling(sampling: &SamplingParams) -> Result<(), InvalidRequest> {
             penalty.contains(&sampling.frequency_penalty),
             "from -2 to 2",
         ),
+        (
+            "typical_p",
+            sampling.typical_p,
+            sampling.typical_p > 0.0 && sampling.typical_p <= 1.0,
+            "over 0 and at most 1",
+        ),
+        ("top_n_sigma", sampling.top_n_sigma, sampling.top_n_sigma >= 0.0, "at least 0"),
+        (
+            "xtc_probability",
+            sampling.xtc_probability,
+            (0.0..=1.0).contains(&sampling.xtc_probability),
+            "from 0 to 1",
+        ),
+        (
+            "xtc_threshold",
+            sampling.xtc_threshold,
+            (0.0..=1.0).contains(&sampling.xtc_threshold),
+            "from 0 to 1",
+        ),
     ];
     for (field, value, allowed, range) in checks {
         if !allowed || !value.is_finite() {
             return invalid(field, format!("is {value}; it must be {range}"));
         }
     }
+    check_dry(sampling.dry.as_ref())?;
     match sampling.top_logprobs {
         Some(count) if count as usize > MAX_TOP_LOGPROBS => {
             invalid("top_logprobs", format!("is {count}; at most {MAX_TOP_LOGPROBS} are reported"))
         }
+        _ => Ok(()),
+    }
+}
+
+fn check_dry(dry: Option<&DryParams>) -> Result<(), InvalidRequest> {
+    let Some(dry) = dry else { return Ok(()) };
+    if !(dry.multiplier > 0.0 && dry.multiplier.is_finite()) {
+        return invalid("dry_multiplier", format!("is {}; it must be over 0", dry.multiplier));
+    }
+    if !(dry.base >= 1.0 && dry.base.is_finite()) {
+        return invalid("dry_base", format!("is {}; it must be at least 1", dry.base));
+    }
+    match dry.allowed_length {
+        0 => invalid("dry_allowed_length", "is 0; it must be at least 1"),
         _ => Ok(()),
     }
 }
@@ -327,6 +405,20 @@ mod tests {
         check("presence_penalty", &|spec| spec.sampling.presence_penalty = 2.1);
         check("frequency_penalty", &|spec| spec.sampling.frequency_penalty = -2.1);
         check("top_logprobs", &|spec| spec.sampling.top_logprobs = Some(21));
+        check("typical_p", &|spec| spec.sampling.typical_p = 0.0);
+        check("top_n_sigma", &|spec| spec.sampling.top_n_sigma = -1.0);
+        check("xtc_probability", &|spec| spec.sampling.xtc_probability = 1.1);
+        check("xtc_threshold", &|spec| spec.sampling.xtc_threshold = f32::NAN);
+        check("bad_words", &|spec| spec.sampling.bad_words = vec![vec![1, 100]]);
+        check("bad_words", &|spec| spec.sampling.bad_words = vec![vec![]]);
+        check("bad_words", &|spec| spec.sampling.bad_words = vec![vec![1]; 129]);
+        let dry = |multiplier, base, allowed_length| {
+            let breakers = std::sync::Arc::default();
+            Some(DryParams { multiplier, base, allowed_length, last_n: 0, breakers })
+        };
+        check("dry_multiplier", &|spec| spec.sampling.dry = dry(-1.0, 1.75, 2));
+        check("dry_base", &|spec| spec.sampling.dry = dry(1.0, 0.5, 2));
+        check("dry_allowed_length", &|spec| spec.sampling.dry = dry(1.0, 1.75, 0));
         check("logit_bias", &|spec| spec.sampling.logit_bias = vec![(100, 0.0)]);
         check("logit_bias", &|spec| spec.sampling.logit_bias = vec![(1, 0.0); 1025]);
         check("stop_token_ids", &|spec| spec.stop_token_ids = vec![100]);

@@ -177,7 +177,7 @@ impl<B: Backend> ModelRunner<B> {
     ) -> Result<Graph, BackendError> {
         backend.capture(compute, &|| {
             self.carry_over_and_forward(backend, slots, step, compute)?;
-            self.sample(backend, slots, step, compute)
+            self.sample(backend, slots, step, false, compute)
         })
     }
 
@@ -223,12 +223,14 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Draws the sampled rows' tokens. Apart from the forward pass and outside its graph, so that a
-    /// row under a grammar can get its mask while the device computes.
+    /// row under a grammar can get its mask while the device computes. `is_unusual`: some row has a
+    /// rule that looks at the whole distribution.
     pub(crate) fn sample(
         &self,
         backend: &B,
         slots: &StepSlots<'_, B>,
         step: StepShape,
+        is_unusual: bool,
         compute: &B::Stream,
     ) -> Result<(), BackendError> {
         if step.num_sampled == 0 {
@@ -239,6 +241,7 @@ impl<B: Backend> ModelRunner<B> {
             state: &self.state,
             batch: &self.batch,
             step,
+            is_unusual,
             late: &slots.io.device_late,
             outputs: &slots.io.device_outputs,
             max_rows: self.capacity.max_rows,

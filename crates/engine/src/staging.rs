@@ -122,6 +122,10 @@ fn stage_sampling(
         bias_start: to_word(bias_start),
         bias_len: to_word(inputs.bias.len() - bias_start),
         late_row,
+        typical_p: params.typical_p,
+        top_n_sigma: params.top_n_sigma,
+        xtc_probability: params.xtc_probability,
+        xtc_threshold: params.xtc_threshold,
     });
 }
 

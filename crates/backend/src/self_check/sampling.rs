@@ -228,8 +228,7 @@ impl SamplingCase {
             let (logits, state, batch, outputs) = (&logits, &state, &batch, &outputs);
             let is_unusual = self.kind == Kind::Unusual;
             let (step, late) = (shape, &late);
-            let args =
-                Sample { logits, state, batch, step, is_unusual, late, outputs, max_rows };
+            let args = Sample { logits, state, batch, step, is_unusual, late, outputs, max_rows };
             rig.backend.sample(args, &rig.stream)
         };
         let padded = rig.backend.padded_shape(step.shape(), step.capacity());

@@ -183,6 +183,7 @@ impl<B: Backend> Contexts<'_, B> {
                 state: &state,
                 batch: &cache.batch,
                 step,
+                is_unusual: false,
                 late: &late,
                 outputs: &cache.outputs,
                 max_rows: num_rows,

@@ -153,6 +153,14 @@ pub(crate) struct OfflineArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 
+    /// Hold every output to a grammar: JSON without end, of objects with texts, numbers and words
+    #[arg(long, value_enum)]
+    pub(crate) constraint: Option<ConstraintChoice>,
+
+    /// Model or folder whose tokenizer --constraint takes, if MODEL has none
+    #[arg(long, value_name = "MODEL", requires = "constraint")]
+    pub(crate) tokenizer: Option<String>,
+
     #[command(flatten)]
     pub(crate) draws: DrawArgs,
 
@@ -198,6 +206,11 @@ pub(crate) struct DrawArgs {
     /// Log-probabilities of each token, and of so many of the likeliest
     #[arg(long, value_name = "TOKENS")]
     pub(crate) logprobs: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ConstraintChoice {
+    Json,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

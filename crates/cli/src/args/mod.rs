@@ -15,7 +15,9 @@ use std::num::NonZeroUsize;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use batching::{BatchingArgs, BatchingExperiment};
-pub(crate) use bench::{BenchArgs, BenchCommand, KernelsArgs, OfflineArgs, OverlapChoice};
+pub(crate) use bench::{
+    BenchArgs, BenchCommand, ConstraintChoice, KernelsArgs, OfflineArgs, OverlapChoice,
+};
 pub(crate) use engine::{
     DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, SoftmaxChoice,
     StepArgs, Switch, WeightDtype,

@@ -14,8 +14,9 @@ use std::{
 
 use inflight_backend::{Backend, CpuBackend, CpuConfig};
 use inflight_engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, FinishReason, MemoryConfig, RequestId,
-    RequestSpec, SamplingParams, SinkClosed, TokenSink, TokenUpdate, Update,
+    DryBreakers, DryParams, Engine, EngineConfig, EngineError, EngineHandle, FinishReason,
+    MemoryConfig, RequestId, RequestSpec, SamplingParams, SinkClosed, TokenSink, TokenUpdate,
+    Update,
 };
 use inflight_model::{Decoder, ModelFiles};
 
@@ -182,6 +183,18 @@ pub fn mixed_request(i: u32) -> RequestSpec {
     }
     if i % 5 == 2 {
         sampling.logit_bias = vec![(i % VOCAB_SIZE, 2.0), (7, f32::NEG_INFINITY)];
+    }
+    if i % 8 == 5 {
+        sampling.typical_p = 0.8;
+        sampling.xtc_probability = 0.5;
+        sampling.xtc_threshold = 0.02;
+    }
+    if i % 8 == 2 {
+        sampling.top_n_sigma = 1.5;
+        let breakers = Arc::new(DryBreakers([(9, vec![vec![]])].into()));
+        sampling.dry =
+            Some(DryParams { multiplier: 2.0, base: 1.75, allowed_length: 1, last_n: 0, breakers });
+        sampling.bad_words = vec![vec![20], vec![i % VOCAB_SIZE, 30], vec![40, 50, 60]];
     }
     sampling.top_logprobs = i.is_multiple_of(6).then_some(i % 4);
     RequestSpec {

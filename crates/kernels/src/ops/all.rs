@@ -44,7 +44,8 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         AddNorm.spec(),
         SiluAndMul.spec(),
         PlanAttention.spec(),
-        Sample.spec(),
+        Sample { unusual: false }.spec(),
+        Sample { unusual: true }.spec(),
         MoveBlocks.spec(),
     ];
     for first in both {

@@ -59,10 +59,7 @@ impl Kernel for Sample {
             defines: vec![("THREADS", self.threads()), ("UNUSUAL", u32::from(self.unusual))],
             dynamic_smem: 0,
             params_bytes: size_of::<SampleParams>(),
-            budget: Budget {
-                registers: 64 * 1024 / self.threads(),
-                static_smem: 48 * 1024,
-            },
+            budget: Budget { registers: 64 * 1024 / self.threads(), static_smem: 48 * 1024 },
         }
     }
 

@@ -35,6 +35,7 @@ pub(crate) async fn create(
     let max_tokens = answer.max_tokens.ok_or(ApiError::Missing { param: "max_tokens" })?;
     let template = sampling.resolve(&Surroundings {
         limits: state.engine().limits(),
+        tokenizer: state.tokenizer(),
         eos_ids: state.tokenizer().eos_ids(),
         length: Length::Asked(max_tokens),
         top_logprobs: None,

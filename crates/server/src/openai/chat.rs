@@ -106,6 +106,7 @@ pub(crate) async fn create(
     let (num_outputs, stream) = (output.n()?, output.stream()?);
     let template = sampling.resolve(&Surroundings {
         limits: state.engine().limits(),
+        tokenizer: state.tokenizer(),
         eos_ids: state.tokenizer().eos_ids(),
         length: fields.length()?,
         top_logprobs: fields.num_top_logprobs()?,

@@ -103,6 +103,7 @@ pub(crate) async fn create(
     let top_logprobs = fields.logprobs.map(|n| check_count("logprobs", n)).transpose()?;
     let mut template = sampling.resolve(&Surroundings {
         limits: state.engine().limits(),
+        tokenizer: state.tokenizer(),
         eos_ids: state.tokenizer().eos_ids(),
         length: fields.max_tokens.map_or(Length::Usual(USUAL_MAX_TOKENS), Length::Asked),
         // Outputs are compared by their logprobs.

@@ -3,7 +3,7 @@
 //! Reading order: [`body`] (a body's fields, none unseen), [`neutral`] (fields that change
 //! nothing), [`sampling`] (how tokens are drawn and where an output ends), [`constraint`] (what it
 //! must be), [`service`] (how urgent it is, and to whom), [`prompt`] (a prompt as text or tokens),
-//! `string_or` (fields that are a string or a list).
+//! `string_or` (fields that are a string or a list), `words` (texts that sampling knows as tokens).
 
 pub(crate) mod body;
 pub(crate) mod constraint;
@@ -12,6 +12,7 @@ pub(crate) mod prompt;
 pub(crate) mod sampling;
 mod service;
 mod string_or;
+mod words;
 
 pub(crate) use body::{Body, admit};
 pub(crate) use constraint::{Asked, ConstraintFields};

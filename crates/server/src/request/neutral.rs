@@ -33,6 +33,9 @@ pub(crate) const COMMON: &[Neutral] = &[
     // Every request is served alike.
     only("service_tier", &["\"auto\"", "\"default\""]),
     only("use_beam_search", &["false"]),
+    // It holds no distribution's entropy; top-n-sigma, typical and min-p are what there is.
+    only("mirostat", &["0"]),
+    only("mirostat_mode", &["0"]),
     // There is one way to follow grammars.
     all("guided_decoding_backend"),
     only("guided_whitespace_pattern", &[]),

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use inflight_engine::{RequestLimits, RequestSpec, SamplingParams, SharedGrammar};
-use inflight_tokenizer::TextPosition;
+use inflight_engine::{DryParams, RequestLimits, RequestSpec, SamplingParams, SharedGrammar};
+use inflight_tokenizer::{TextPosition, Tokenizer};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::words;
 use crate::error::ApiError;
 use crate::generation::SequenceSpec;
 use crate::random::random_u64;
@@ -22,6 +23,10 @@ const MAX_BIAS: f32 = 100.0;
 /// OpenAI allows 2. Beyond this one all tokens are about as likely as each other.
 const MAX_TEMPERATURE: f32 = 100.0;
 const MAX_SALT_BYTES: usize = 1024;
+/// llama.cpp's.
+const USUAL_XTC_THRESHOLD: f32 = 0.1;
+const USUAL_DRY_BASE: f32 = 1.75;
+const USUAL_DRY_LENGTH: usize = 2;
 /// Most sequences of one HTTP request.
 const MAX_SEQUENCES: usize = 1024;
 
@@ -35,6 +40,16 @@ pub(crate) struct SamplingFields {
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
+    typical_p: Option<f32>,
+    top_n_sigma: Option<f32>,
+    xtc_probability: Option<f32>,
+    xtc_threshold: Option<f32>,
+    dry_multiplier: Option<f32>,
+    dry_base: Option<f32>,
+    dry_allowed_length: Option<usize>,
+    dry_penalty_last_n: Option<i64>,
+    dry_sequence_breakers: Option<Vec<String>>,
+    bad_words: Option<Vec<String>>,
     logit_bias: Option<BTreeMap<String, f32>>,
     seed: Option<i64>,
     stop: Option<Stops>,
@@ -76,6 +91,7 @@ pub(crate) struct SequenceTemplate {
 /// What [`SamplingFields`] do not say.
 pub(crate) struct Surroundings<'a> {
     pub(crate) limits: &'a RequestLimits,
+    pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) eos_ids: &'a [u32],
     pub(crate) length: Length,
     pub(crate) top_logprobs: Option<u32>,
@@ -102,7 +118,11 @@ impl SamplingFields {
     }
 
     /// Fills in defaults and checks what the engine does not.
-    pub(crate) fn resolve(self, around: &Surroundings<'_>) -> Result<SequenceTemplate, ApiError> {
+    pub(crate) fn resolve(
+        mut self,
+        around: &Surroundings<'_>,
+    ) -> Result<SequenceTemplate, ApiError> {
+        let dry = self.dry(around.tokenizer)?;
         let sampling = SamplingParams {
             temperature: resolve_temperature(self.temperature)?,
             top_k: resolve_top_k(self.top_k)?,
@@ -111,6 +131,12 @@ impl SamplingFields {
             repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            typical_p: self.typical_p.unwrap_or(1.0),
+            top_n_sigma: resolve_sigma(self.top_n_sigma)?,
+            xtc_probability: self.xtc_probability.unwrap_or(0.0),
+            xtc_threshold: self.xtc_threshold.unwrap_or(USUAL_XTC_THRESHOLD),
+            dry,
+            bad_words: words::bad_words(&self.bad_words.unwrap_or_default(), around.tokenizer)?,
             logit_bias: resolve_logit_bias(self.logit_bias.unwrap_or_default())?,
             seed: 0,
             top_logprobs: around.top_logprobs,
@@ -144,6 +170,32 @@ impl SamplingFields {
         let (length, cache_salt) = (around.length, resolve_salt(self.cache_salt)?);
         let grammar = None;
         Ok(SequenceTemplate { sampling, seed, length, service, cache_salt, text, grammar })
+    }
+}
+
+impl SamplingFields {
+    /// llama.cpp's fields and defaults.
+    fn dry(&mut self, tokenizer: &Tokenizer) -> Result<Option<DryParams>, ApiError> {
+        let multiplier = self.dry_multiplier.unwrap_or(0.0);
+        if multiplier == 0.0 {
+            return Ok(None);
+        }
+        let last_n = match self.dry_penalty_last_n.unwrap_or(-1) {
+            -1 => 0,
+            // No token is looked at: nothing is a repetition.
+            0 => return Ok(None),
+            last_n => usize::try_from(last_n).map_err(|_| {
+                let reason = format!("is {last_n}; it must be a number of tokens, or -1 for all");
+                ApiError::invalid("dry_penalty_last_n", reason)
+            })?,
+        };
+        Ok(Some(DryParams {
+            multiplier,
+            base: self.dry_base.unwrap_or(USUAL_DRY_BASE),
+            allowed_length: self.dry_allowed_length.unwrap_or(USUAL_DRY_LENGTH),
+            last_n,
+            breakers: words::dry_breakers(self.dry_sequence_breakers.take(), tokenizer)?,
+        }))
     }
 }
 
@@ -224,6 +276,15 @@ fn resolve_top_k(top_k: Option<i64>) -> Result<u32, ApiError> {
     }
 }
 
+/// llama.cpp writes "off" as -1.
+fn resolve_sigma(top_n_sigma: Option<f32>) -> Result<f32, ApiError> {
+    match top_n_sigma.unwrap_or(0.0) {
+        off if off == -1.0 => Ok(0.0),
+        num if num >= 0.0 => Ok(num),
+        num => Err(ApiError::invalid("top_n_sigma", format!("is {num}; it must be at least 0"))),
+    }
+}
+
 fn resolve_logit_bias(bias: BTreeMap<String, f32>) -> Result<Vec<(u32, f32)>, ApiError> {
     let resolve = |(id, value): (String, f32)| {
         let id = id.parse().map_err(|_| {
@@ -293,15 +354,35 @@ impl<'de> Visitor<'de> for StopsVisitor {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, LazyLock};
+
+    use inflight_engine::DryBreakers;
+    use inflight_tokenizer::GgufVocab;
+
     use super::*;
 
     const LIMITS: RequestLimits =
         RequestLimits { max_model_len: 32, kv_cache_tokens: 64, vocab_size: 100 };
 
+    /// Its ids are bytes.
+    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
+        let tokens: Vec<_> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
+        Tokenizer::from_gguf(GgufVocab {
+            model: "llama".to_owned(),
+            scores: vec![0.0; tokens.len()],
+            token_types: vec![6; tokens.len()],
+            add_space_prefix: Some(false),
+            tokens,
+            ..GgufVocab::default()
+        })
+        .unwrap()
+    });
+
     fn resolve(json: &str, length: Length) -> Result<SequenceTemplate, ApiError> {
         let fields: SamplingFields = serde_json::from_str(json).unwrap();
         fields.resolve(&Surroundings {
             limits: &LIMITS,
+            tokenizer: &TOKENIZER,
             eos_ids: &[2, 500],
             length,
             top_logprobs: None,
@@ -325,7 +406,9 @@ mod tests {
     fn given_fields_reach_the_engine() {
         let json = r#"{"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1,
             "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3,
-            "logit_bias": {"7": -100, "3": 1.5}, "seed": -1, "stop": "x",
+            "typical_p": 0.8, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2,
+            "dry_multiplier": 0.8, "dry_penalty_last_n": 99, "dry_sequence_breakers": ["ab"],
+            "bad_words": ["xy"], "logit_bias": {"7": -100, "3": 1.5}, "seed": -1, "stop": "x",
             "stop_token_ids": [9, 2], "min_tokens": 3, "include_stop_str_in_output": true,
             "skip_special_tokens": false, "cache_salt": "ours"}"#;
         let template = resolve(json, Length::Asked(8)).unwrap();
@@ -338,6 +421,18 @@ mod tests {
             repetition_penalty: 1.1,
             presence_penalty: 0.2,
             frequency_penalty: -0.3,
+            typical_p: 0.8,
+            top_n_sigma: 1.5,
+            xtc_probability: 0.5,
+            xtc_threshold: 0.2,
+            dry: Some(DryParams {
+                multiplier: 0.8,
+                base: 1.75,
+                allowed_length: 2,
+                last_n: 99,
+                breakers: Arc::new(DryBreakers([(97, vec![vec![98]])].into())),
+            }),
+            bad_words: vec![vec![120, 121], vec![32, 120, 121]],
             logit_bias: vec![(3, 1.5), (7, -100.0)],
             seed: u64::MAX,
             top_logprobs: None,
@@ -394,6 +489,11 @@ mod tests {
         check(r#"{"stop": ["a", ""]}"#, "stop");
         check(&format!(r#"{{"stop": {:?}}}"#, vec!["a"; 17]), "stop");
         check(&format!(r#"{{"stop": "{}"}}"#, "a".repeat(1025)), "stop");
+        check(r#"{"top_n_sigma": -2}"#, "top_n_sigma");
+        check(r#"{"bad_words": [" "]}"#, "bad_words");
+        let dry = |fields: &str| format!(r#"{{"dry_multiplier": 1, {fields}}}"#);
+        check(&dry(r#""dry_penalty_last_n": -2"#), "dry_penalty_last_n");
+        check(&dry(r#""dry_sequence_breakers": [""]"#), "dry_sequence_breakers");
         check(r#"{"min_tokens": 5}"#, "min_tokens");
         check(r#"{"cache_salt": ""}"#, "cache_salt");
         check(&format!(r#"{{"cache_salt": "{}"}}"#, "a".repeat(1025)), "cache_salt");

@@ -40,6 +40,7 @@ pub(crate) async fn create(
     let ResponseRequest { sampling, fields, .. } = request;
     let template = sampling.resolve(&Surroundings {
         limits: state.engine().limits(),
+        tokenizer: state.tokenizer(),
         eos_ids: state.tokenizer().eos_ids(),
         length: fields.max_output_tokens.map_or(Length::Rest, Length::Asked),
         top_logprobs,
