@@ -1,11 +1,7 @@
 //! Constraints to grammars of the engine.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::Duration,
 };
@@ -45,7 +41,8 @@ pub struct GrammarCompiler {
 struct Shared {
     factory: ParserFactory,
     cache: Mutex<Cache>,
-    num_compiling: AtomicUsize,
+    num_compiling: Mutex<usize>,
+    place_free: Condvar,
 }
 
 impl GrammarCompiler {
@@ -62,11 +59,12 @@ impl GrammarCompiler {
         let mut factory = ParserFactory::new(&tokens, capabilities, &slices).map_err(failed)?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        let (cache, num_compiling) = (Mutex::default(), AtomicUsize::new(0));
-        Ok(Self { shared: Arc::new(Shared { factory, cache, num_compiling }) })
+        let (cache, num_compiling, place_free) = Default::default();
+        Ok(Self { shared: Arc::new(Shared { factory, cache, num_compiling, place_free }) })
     }
 
-    /// Compiles a constraint, or takes it from the cache. Blocks, for 10 s at most.
+    /// Compiles a constraint, or takes it from the cache. Blocks: for 10 s at most while others are
+    /// compiled, and as long while this one is.
     ///
     /// # Errors
     /// What about the constraint is wrong, too large or cannot be enforced.
@@ -116,16 +114,24 @@ impl Shared {
 struct Place(Arc<Shared>);
 
 impl Place {
+    /// Waits for one.
     fn take(shared: &Arc<Shared>) -> Result<Self, GrammarError> {
-        let place = Self(Arc::clone(shared));
-        let taken = shared.num_compiling.fetch_add(1, Ordering::AcqRel);
-        if taken < MAX_COMPILING { Ok(place) } else { Err(GrammarError::Busy) }
+        let num_compiling = shared.num_compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = |num_compiling: &mut usize| *num_compiling >= MAX_COMPILING;
+        let waited = shared.place_free.wait_timeout_while(num_compiling, MAX_COMPILE_TIME, is_full);
+        let (mut num_compiling, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return Err(GrammarError::Busy);
+        }
+        *num_compiling += 1;
+        Ok(Self(Arc::clone(shared)))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.num_compiling.fetch_sub(1, Ordering::AcqRel);
+        *self.0.num_compiling.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.place_free.notify_one();
     }
 }
 
