@@ -146,7 +146,6 @@ def test_calls_that_are_asked_for(client, model):
     [
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
         ({"guided_regex": "(?=a)a"}, "guided_regex", "look"),
-        ({"guided_regex": "((a{1,1000}){1,1000}){1,1000}b"}, "guided_regex", ""),
         ({"guided_grammar": "start: missing"}, "guided_grammar", "missing"),
         ({"grammar": "root ::= missing"}, "grammar", "missing"),
         ({"guided_json": {"type": "integer", "multipleOf": 1000003}}, "guided_json", "multipleOf"),
@@ -170,8 +169,8 @@ def test_sampling_beyond_openai(client, model):
         return answer.choices[0].text
 
     free = text(temperature=0)
-    assert "two" in free
-    assert "two" not in text(temperature=0, bad_words=["two"])
+    assert "four" in free
+    assert "four" not in text(temperature=0, bad_words=["four"])
     assert text(temperature=0, dry_multiplier=5, dry_allowed_length=1) != free
     for fields in ({"typical_p": 0.5}, {"top_n_sigma": 0.5}, {"xtc_probability": 1}):
         fields["xtc_threshold"] = 0.05
