@@ -29,8 +29,8 @@ pub struct SamplingRow {
     pub bias_start: u32,
     /// Entries in `bias_ids`.
     pub bias_len: u32,
-    /// Keep tokens as surprising as tokens are on average, until their probabilities reach this sum;
-    /// 1: all.
+    /// Keep tokens as surprising as tokens are on average, until their probabilities reach this
+    /// sum; 1: all.
     pub typical_p: f32,
     /// Keep tokens whose logits are at most so many standard deviations below the greatest; 0: all.
     pub top_n_sigma: f32,

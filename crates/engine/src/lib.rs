@@ -2,8 +2,8 @@
 //!
 //! Reading order: [`request`] (what comes in), [`update`] (what goes out), [`handle`] (the callers'
 //! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
-//! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`], [`history`] and [`late`] (what
-//! an output may be), [`trace`] (when all that happened).
+//! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`], [`history`] and
+//! [`late`] (what an output may be), [`trace`] (when all that happened).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
 //! Invariant: no text, no JSON, no async here.

@@ -28,8 +28,8 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Over 0 discourages tokens by how often they were seen in the output.
     pub frequency_penalty: f32,
-    /// Keep tokens as surprising as tokens are on average, until their probabilities reach this sum;
-    /// 1: all.
+    /// Keep tokens as surprising as tokens are on average, until their probabilities reach this
+    /// sum; 1: all.
     pub typical_p: f32,
     /// Keep tokens whose logits are at most so many standard deviations below the greatest; 0: all.
     pub top_n_sigma: f32,

@@ -32,8 +32,8 @@ pub(super) fn top_k(logits: &mut [f32], k: usize) {
     }
 }
 
-/// Leaves the tokens whose surprise, the negative logarithm of their probability, is nearest to what
-/// is expected, the entropy: so many that their probabilities reach `p`. Equally near ones go
+/// Leaves the tokens whose surprise, the negative logarithm of their probability, is nearest to
+/// what is expected, the entropy: so many that their probabilities reach `p`. Equally near ones go
 /// together.
 ///
 /// With `e` the exponent of a token's weight the distance is `|e - sum(probability * e)|`: both the
