@@ -77,6 +77,7 @@ fn tokens<B: Backend>(backend: &B, setting: Setting) -> Result<Vec<Vec<u32>>> {
         input_len: INPUT_LEN,
         output_len: OUTPUT_LEN,
         sampling: vec![SamplingParams::default(), sampled],
+        grammar: None,
         warm_up: true,
     };
     Ok(run_offline(engine, handle, &workload, &mut |_| {})?.tokens)

@@ -279,7 +279,7 @@ fn resolve_top_k(top_k: Option<i64>) -> Result<u32, ApiError> {
 /// llama.cpp writes "off" as -1.
 fn resolve_sigma(top_n_sigma: Option<f32>) -> Result<f32, ApiError> {
     match top_n_sigma.unwrap_or(0.0) {
-        off if off == -1.0 => Ok(0.0),
+        -1.0 => Ok(0.0),
         num if num >= 0.0 => Ok(num),
         num => Err(ApiError::invalid("top_n_sigma", format!("is {num}; it must be at least 0"))),
     }
