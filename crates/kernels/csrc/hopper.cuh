@@ -177,7 +177,8 @@ template <u32 N> struct Product;
                 "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // `both`: a and b in shared memory, both by rows; d is overwritten unless `add`.
-// `columns`: d += a * b, a in registers, b by columns. A, B, ..: the next names after d's.
+// `rows`, `columns`: d += a * b, a in registers, b by rows or by columns.
+// A, B, ..: the next names after d's.
 #define WG_PRODUCT(N, REGS, A, B, C, D, E)                                                        \
     template <> struct Product<N> {                                                               \
         static DEVICE void both(float (&d)[N / 8][4], u64 a, u64 b, u32 add) {                    \
@@ -186,6 +187,13 @@ template <u32 N> struct Product;
                          "{" WG_NAMES_##REGS "}, " A ", " B ", add, 1, 1, 0, 0; }"                \
                          : WG_##REGS(0)                                                           \
                          : "l"(a), "l"(b), "r"(add));                                             \
+        }                                                                                         \
+        static DEVICE void rows(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {                 \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "              \
+                         "{" WG_NAMES_##REGS "}, {" A ", " B ", " C ", " D "}, " E                \
+                         ", 1, 1, 1, 0;"                                                          \
+                         : WG_##REGS(0)                                                           \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                   \
         }                                                                                         \
         static DEVICE void columns(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {              \
             asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "              \

@@ -8,6 +8,10 @@
 //   columns    0..63   64..127   128..      a stage: 64 columns of the weights' tile and of x;
 //   stage        0        1        2 ..     STAGES of them are a ring in shared memory
 //
+// Weights in e4m3 have 128 columns in as many bytes. They go to the tensor cores by way of
+// registers, where they become bf16; sums are multiplied by the rows' scales at the end, or by
+// those of blocks of 128 columns after each stage.
+//
 // With fewer tiles than multiprocessors, blocks along y share the columns of a tile. Each writes
 // its own sums, and the kernel behind, which reads them anyway, adds them up: if blocks waited for
 // each other here, memory would be idle for 3 of 13 us.
@@ -24,10 +28,12 @@ typedef ElementOf<SILU>::type Out; // bf16, or f32.
 constexpr u32 WARPS = 4 * GROUPS; // That multiply; one more copies.
 constexpr u32 THREADS = 32 * WARPS;
 constexpr u32 TILE_ROWS = GROUPS * GROUP_ROWS; // Of the weights.
-constexpr u32 TILE_COLS = 64;
-constexpr u32 ROW_BYTES = 2 * TILE_COLS;
+constexpr u32 ROW_BYTES = 128; // Of weights or of x, in shared memory.
+constexpr u32 TILE_COLS = FP8 ? 128 : 64;
+constexpr u32 PANELS = TILE_COLS / 64; // Of x, each of 64 columns.
+constexpr u32 PANEL_BYTES = M * ROW_BYTES;
 constexpr u32 WEIGHT_BYTES = TILE_ROWS * ROW_BYTES;
-constexpr u32 STAGE_BYTES = WEIGHT_BYTES + M * ROW_BYTES;
+constexpr u32 STAGE_BYTES = WEIGHT_BYTES + PANELS * PANEL_BYTES;
 // Tensor cores take 64 rows of the weights: those beyond a group's are not used, but read.
 constexpr u32 BEYOND = (64 - GROUP_ROWS) * ROW_BYTES;
 constexpr u32 CHUNK = M < 16 ? M : 16; // Rows of x whose sums are written at once.
@@ -40,10 +46,11 @@ static_assert(M % 8 == 0 && GROUP_ROWS % 8 == 0 && GROUP_ROWS <= 64, "whole swiz
 static_assert(GROUPS % HALVES == 0, "a group is of one half");
 
 struct Params {
-    TensorMap weight;  // [rows, cols], boxes [TILE_ROWS / HALVES, TILE_COLS]
-    TensorMap x;       // [num_rows, cols], boxes [M, TILE_COLS]
-    const float* bias; // [rows], or null; only of SiLU
-    Out* out;          // [gridDim.y, num_rows, rows], or of SiLU [num_rows, rows / 2]
+    TensorMap weight;    // [rows, cols], boxes [TILE_ROWS / HALVES, 64]; codes as pairs
+    TensorMap x;         // [num_rows, cols], boxes [M, 64]
+    const float* bias;   // [rows], or null; only of SiLU
+    const float* scales; // Of codes: [rows], or of blocks [ceil(cols / 128), rows]
+    Out* out;            // [gridDim.y, num_rows, rows], or of SiLU [num_rows, rows / 2]
     u32 num_rows;
     u32 rows;
     u32 cols;
@@ -71,14 +78,17 @@ DEVICE void copy_weights(const Params& p, const Ring& ring, u32 block, u32 stage
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) {
         u32 row = half * (p.rows / 2) + blockIdx.x * OUT_ROWS;
-        copy_box_hinted(ring.at(stage) + half * OUT_ROWS * ROW_BYTES, p.weight, block * TILE_COLS,
-                        row, ring.full(stage), EVICT_FIRST);
+        copy_box_hinted(ring.at(stage) + half * OUT_ROWS * ROW_BYTES, p.weight, block * 64, row,
+                        ring.full(stage), EVICT_FIRST);
     }
 }
 
 DEVICE void copy_x(const Params& p, const Ring& ring, u32 block, u32 stage) {
-    copy_box_hinted(ring.at(stage) + WEIGHT_BYTES, p.x, block * TILE_COLS, 0, ring.full(stage),
-                    EVICT_LAST);
+#pragma unroll
+    for (u32 panel = 0; panel < PANELS; panel++) {
+        copy_box_hinted(ring.at(stage) + WEIGHT_BYTES + panel * PANEL_BYTES, p.x,
+                        block * TILE_COLS + panel * 64, 0, ring.full(stage), EVICT_LAST);
+    }
 }
 
 DEVICE void copy_all(const Params& p, Ring ring, u32 begin, u32 end) {
@@ -99,6 +109,78 @@ DEVICE void copy_all(const Params& p, Ring ring, u32 begin, u32 end) {
 // 8 of a warp's 16.
 typedef float Sums[M / 8][4];
 
+#if FP8
+// Row of all weights that row `row` of this warpgroup's is.
+DEVICE u32 weight_row(const Params& p, u32 row) {
+    u32 in_tile = warp_id() / 4 * GROUP_ROWS + min(row, GROUP_ROWS - 1);
+    u32 first = in_tile / OUT_ROWS * (p.rows / 2) + blockIdx.x * OUT_ROWS;
+    return min(first + in_tile % OUT_ROWS, p.rows - 1);
+}
+
+// This lane's codes of a row of `tile`, of four products of 16 columns. Not before this point.
+DEVICE uint4 load_codes(u32 tile, u32 row, u32 group) {
+    u32 chunk = group * 4 + lane_id() % 4;
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(tile + row * ROW_BYTES + ((chunk ^ row % 8) << 4))
+                 : "memory");
+    return v;
+}
+
+DEVICE void multiply_stage(Sums& sums, u32 stage) {
+    u32 tile = stage + warp_id() / 4 * GROUP_ROWS * ROW_BYTES;
+    u32 row = warp_id() % 4 * 16 + lane_id() / 4;
+    u64 x = rows_descriptor(stage + WEIGHT_BYTES);
+    u32 a[TILE_COLS / 16][4];
+#pragma unroll
+    for (u32 group = 0; group < 2; group++) {
+        uint4 upper = load_codes(tile, row, group), lower = load_codes(tile, row + 8, group);
+        u32 words[2][4] = {{upper.x, upper.y, upper.z, upper.w},
+                           {lower.x, lower.y, lower.z, lower.w}};
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            e4m3_to_bf16(words[0][k], a[4 * group + k][0], a[4 * group + k][2]);
+            e4m3_to_bf16(words[1][k], a[4 * group + k][1], a[4 * group + k][3]);
+        }
+    }
+    products_begin();
+#pragma unroll
+    for (u32 k = 0; k < TILE_COLS / 16; k++) {
+        Product<M>::rows(sums, a[k], x + k / 4 * (PANEL_BYTES >> 4) + 2 * (k % 4));
+    }
+    products_commit();
+}
+
+// Registers that products read may not be written before these have ended, so one stage's end
+// before the next one's codes are read; the other warps keep the tensor cores busy.
+DEVICE void multiply_all(const Params& p, Sums& sums, Ring ring, u32 begin, u32 end) {
+    for (u32 block = begin; block < end; block++, ring.advance()) {
+        barrier_wait(ring.full(ring.stage), ring.parity);
+#if BLOCKS
+        const float* scales = p.scales + u64(block) * p.rows;
+        u32 row = warp_id() % 4 * 16 + lane_id() / 4;
+        float upper = scales[weight_row(p, row)], lower = scales[weight_row(p, row + 8)];
+        Sums part = {};
+        multiply_stage(part, ring.at(ring.stage));
+        products_wait<0>();
+        pin(part);
+#pragma unroll
+        for (u32 i = 0; i < M / 8; i++) {
+            sums[i][0] = fmaf(part[i][0], upper, sums[i][0]);
+            sums[i][1] = fmaf(part[i][1], upper, sums[i][1]);
+            sums[i][2] = fmaf(part[i][2], lower, sums[i][2]);
+            sums[i][3] = fmaf(part[i][3], lower, sums[i][3]);
+        }
+#else
+        multiply_stage(sums, ring.at(ring.stage));
+        products_wait<0>();
+        pin(sums);
+#endif
+        if (lane_id() == 0) barrier_arrive(ring.empty(ring.stage));
+    }
+}
+#else
 DEVICE void multiply_stage(Sums& sums, u32 stage) {
     u64 weights = rows_descriptor(stage + warp_id() / 4 * GROUP_ROWS * ROW_BYTES);
     u64 x = rows_descriptor(stage + WEIGHT_BYTES);
@@ -108,18 +190,19 @@ DEVICE void multiply_stage(Sums& sums, u32 stage) {
     products_commit();
 }
 
-DEVICE void multiply_all(Sums& sums, Ring ring, u32 count) {
+DEVICE void multiply_all(const Params&, Sums& sums, Ring ring, u32 begin, u32 end) {
     u32 done = 0;
-    for (u32 i = 0; i < count; i++, ring.advance()) {
+    for (u32 block = begin; block < end; block++, ring.advance()) {
         barrier_wait(ring.full(ring.stage), ring.parity);
         multiply_stage(sums, ring.at(ring.stage));
         products_wait<1>();
-        if (i > 0 && lane_id() == 0) barrier_arrive(ring.empty(done));
+        if (block > begin && lane_id() == 0) barrier_arrive(ring.empty(done));
         done = ring.stage;
     }
     products_wait<0>();
     pin(sums);
 }
+#endif
 
 // ---- writing ----
 
@@ -132,6 +215,10 @@ DEVICE float4 add4(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+DEVICE float4 multiply4(float4 a, float4 b) {
+    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
+
 // x / (1 + exp(-x)) * up: saturates at both ends without ever dividing infinities.
 DEVICE float silu_and_mul(float x, float up) { return x / (1.0f + __expf(-x)) * up; }
 
@@ -140,8 +227,14 @@ DEVICE void write4(const Params& p, u32 m, u32 n, const float* sums) {
     u32 len = p.rows / HALVES;
     if (m >= p.num_rows || n >= len) return;
     float4 sum = load4(sums);
+#if FP8 && !BLOCKS
+    sum = multiply4(sum, load4(p.scales + n));
+#endif
 #if SILU
     float4 up = load4(sums + OUT_ROWS);
+#if FP8 && !BLOCKS
+    up = multiply4(up, load4(p.scales + len + n));
+#endif
     if (p.bias != nullptr) {
         sum = add4(sum, load4(p.bias + n));
         up = add4(up, load4(p.bias + len + n));
@@ -198,7 +291,7 @@ KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ 
         return;
     }
     Sums sums = {};
-    multiply_all(sums, ring, end - begin);
+    multiply_all(p, sums, ring, begin, end);
     wait_only();
     write_tile(p, sums, reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES));
 }

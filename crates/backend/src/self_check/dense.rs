@@ -6,7 +6,7 @@ use super::{
     steps::RandomStep,
 };
 use crate::{
-    Backend, BackendError,
+    Backend, BackendError, HostTensor,
     ops::{GatedMatmul, Matmul, RmsNorm},
 };
 
@@ -135,13 +135,16 @@ fn fused<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
     for num_rows in [1, 3, 16, 33, 64, 65] {
         for (len, cols) in [(200, 72), (1536, 576), (416, 4096)] {
             let name = format!("gated_matmul {num_rows}x{len}x{cols}");
-            let out = gated(&pair.device, num_rows, len, cols)?;
-            let expected = gated(&pair.reference, num_rows, len, cols)?;
+            let half = |seed| tensor(&[len, cols], &normal(seed, len * cols));
+            let halves = [half(40), half(41)];
+            let out = gated(&pair.device, num_rows, &halves)?;
+            let expected = gated(&pair.reference, num_rows, &halves)?;
             pair.compare(name, &out, &expected, BF16_TOLERANCE);
 
             let name = format!("add_matmul_and_norm {num_rows}x{len}x{cols}");
-            let (sums, normed) = add_and_norm(&pair.device, num_rows, len, cols)?;
-            let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, len, cols)?;
+            let weight = half(50);
+            let (sums, normed) = add_and_norm(&pair.device, num_rows, &weight)?;
+            let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, &weight)?;
             pair.compare(format!("{name}: sums"), &sums, &expected_sums, F32_TOLERANCE);
             pair.compare(format!("{name}: norm"), &normed, &expected, BF16_ROUNDING);
         }
@@ -149,14 +152,13 @@ fn fused<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
     Ok(())
 }
 
-fn gated<B: Backend>(
+pub(super) fn gated<B: Backend>(
     rig: &Rig<'_, B>,
     num_rows: usize,
-    len: usize,
-    cols: usize,
+    halves: &[HostTensor; 2],
 ) -> Result<Vec<f32>, BackendError> {
-    let half = |seed| tensor(&[len, cols], &normal(seed, len * cols));
-    let weight = rig.backend.load_matrix(&[half(40), half(41)])?;
+    let (len, cols) = (halves[0].num_rows(), halves[0].row_len());
+    let weight = rig.backend.load_matrix(halves)?;
     let bias = rig.vector(&normal(42, 2 * len))?;
     let x = rig.activations(&normal(43, num_rows * cols))?;
     let (gate_up, out) = (rig.poisoned(2 * num_rows * len)?, rig.poisoned(num_rows * len)?);
@@ -174,13 +176,13 @@ fn gated<B: Backend>(
 }
 
 /// Sums and their norm.
-fn add_and_norm<B: Backend>(
+pub(super) fn add_and_norm<B: Backend>(
     rig: &Rig<'_, B>,
     num_rows: usize,
-    rows: usize,
-    cols: usize,
+    weight: &HostTensor,
 ) -> Result<(Vec<f32>, Vec<f32>), BackendError> {
-    let weight = rig.backend.load_matrix(&[tensor(&[rows, cols], &normal(50, rows * cols))])?;
+    let (rows, cols) = (weight.num_rows(), weight.row_len());
+    let weight = rig.backend.load_matrix(std::slice::from_ref(weight))?;
     let bias = rig.vector(&normal(51, rows))?;
     let x = rig.activations(&normal(52, num_rows * cols))?;
     let sums = rig.state(&normal(53, num_rows * rows))?;
@@ -221,7 +223,7 @@ fn gather<B: Backend>(rig: &Rig<'_, B>, step: &RandomStep) -> Result<Vec<f32>, B
 /// Random weights as a device makes them, seen by looking up every row.
 fn random<B: Backend>(rig: &Rig<'_, B>, num_values: usize) -> Result<Vec<f32>, BackendError> {
     let (rows, cols) = (4, num_values * 8);
-    let random = crate::HostTensor {
+    let random = HostTensor {
         data: crate::TensorData::Random { seed: 7, std: 0.02 },
         ..tensor(&[rows, cols], &[])
     };

@@ -1,7 +1,9 @@
 //! Products with weights in fp8. A device may multiply activations as they are or rounded to fp8.
 
 use super::{
-    BF16_ROUNDING, Pair, relative_error,
+    BF16_ROUNDING, BF16_TOLERANCE, Pair,
+    dense::{add_and_norm, gated},
+    relative_error,
     rig::{Rig, normal, tensor},
 };
 use crate::{
@@ -53,6 +55,27 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
         let is_rounded = relative_error(&out, &rounded) < relative_error(&out, &exact);
         let expected = if is_rounded { rounded } else { exact };
         pair.compare(case.name(), &out, &expected, BF16_ROUNDING);
+    }
+    check_with_what_comes_next(pair)
+}
+
+/// So few rows that no device rounds activations.
+fn check_with_what_comes_next<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    for scales in [Scales::Rows, Scales::Blocks, Scales::Rounded] {
+        for (num_rows, len, cols) in [(1, 264, 200), (8, 640, 1024), (17, 328, 576), (32, 136, 72)]
+        {
+            let half = |key| weight(scales, key, len, cols);
+            let (halves, weight) = ([half(60)?, half(70)?], half(80)?);
+            let name = format!("{num_rows}x{len}x{cols}, weights in fp8: {scales:?}");
+            let out = gated(&pair.device, num_rows, &halves)?;
+            let expected = gated(&pair.reference, num_rows, &halves)?;
+            pair.compare(format!("gated_matmul {name}"), &out, &expected, BF16_TOLERANCE);
+            let (sums, normed) = add_and_norm(&pair.device, num_rows, &weight)?;
+            let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, &weight)?;
+            let name = format!("add_matmul_and_norm {name}");
+            pair.compare(format!("{name}: sums"), &sums, &expected_sums, BF16_ROUNDING);
+            pair.compare(format!("{name}: norm"), &normed, &expected, BF16_TOLERANCE);
+        }
     }
     Ok(())
 }

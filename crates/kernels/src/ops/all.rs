@@ -11,7 +11,7 @@ use super::{
     fp8_quantize::Fp8Quantize,
     gather_sampled::GatherSampled,
     gemv::Gemv,
-    hopper_gemm::{HopperGemm, HopperOp, HopperShape},
+    hopper_gemm::{HopperGemm, HopperOp, HopperShape, HopperWeights},
     move_blocks::MoveBlocks,
     plan_attention::PlanAttention,
     prefill_attention::PrefillAttention,
@@ -21,6 +21,7 @@ use super::{
     rope_and_cache::RopeAndCache,
     sample::Sample,
     silu_and_mul::SiluAndMul,
+    sum_parts::SumParts,
     track_tokens::TrackTokens,
     unpack::Unpack,
 };
@@ -42,6 +43,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         TrackTokens.spec(),
         AddBias.spec(),
         AddNorm.spec(),
+        SumParts.spec(),
         SiluAndMul.spec(),
         PlanAttention.spec(),
         Sample { unusual: false }.spec(),
@@ -85,8 +87,12 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
                 (28672, HopperOp::Silu),
                 (24576, HopperOp::Silu),
             ] {
-                let shape = HopperShape { num_rows, rows, cols: 4096 };
-                specs.push(HopperGemm::new(gpu, shape, op)?.spec());
+                for weights in [HopperWeights::Bf16, HopperWeights::Fp8, HopperWeights::Fp8Blocks] {
+                    let shape = HopperShape { num_rows, rows, cols: 4096, weights };
+                    if num_rows <= 32 || weights != HopperWeights::Fp8Blocks {
+                        specs.push(HopperGemm::new(gpu, shape, op)?.spec());
+                    }
+                }
             }
         }
     }

@@ -48,8 +48,12 @@ impl Fp8Gemv {
     const WARPS: u32 = 8;
     /// Rows of the weights that a block takes.
     const ROWS: u32 = 32;
-    /// Groups of 64 columns that a warp has under way: two blocks of an SM hold 128 KB.
-    const DEPTH: u32 = 4;
+
+    /// Groups of 64 columns that a warp has under way: two blocks of an SM hold 128 KB. Scales of
+    /// blocks leave registers for half of them.
+    const fn depth(self) -> u32 {
+        if self.blocks { 2 } else { 4 }
+    }
 }
 
 impl Kernel for Fp8Gemv {
@@ -62,7 +66,7 @@ impl Kernel for Fp8Gemv {
             defines: vec![
                 ("WARPS", Self::WARPS),
                 ("ROWS", Self::ROWS),
-                ("DEPTH", Self::DEPTH),
+                ("DEPTH", self.depth()),
                 ("BLOCKS", u32::from(self.blocks)),
                 ("OUT_IS_BF16", self.out.is_bf16()),
                 ("ACCUMULATE", u32::from(self.accumulate)),

@@ -11,8 +11,21 @@ use crate::{
 pub struct HopperGemm {
     padded_rows: u32,
     op: HopperOp,
+    weights: HopperWeights,
     tiling: Tiling,
     stages: u32,
+}
+
+/// What the weights are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HopperWeights {
+    /// Numbers.
+    Bf16,
+    /// Codes of e4m3, columns at [`fp8_place`](super::fp8_quantize::fp8_place), and a scale for
+    /// each row.
+    Fp8,
+    /// Codes and a scale for each 128 columns of a row.
+    Fp8Blocks,
 }
 
 /// What becomes of the sums.
@@ -34,6 +47,8 @@ pub struct HopperShape {
     pub rows: u32,
     /// A multiple of 8.
     pub cols: u32,
+    /// What the weights are stored as.
+    pub weights: HopperWeights,
 }
 
 /// Arguments of [`HopperGemm`].
@@ -41,12 +56,14 @@ pub struct HopperShape {
 #[repr(C, align(64))]
 #[allow(missing_docs)]
 pub struct HopperGemmParams {
-    /// Of `[rows, cols]`, bf16, in boxes of [`HopperGemm::weight_box_rows`].
+    /// Of `[rows, cols]`, bf16 or pairs of codes, in boxes of [`HopperGemm::weight_box_rows`].
     pub weight: TensorMap,
     /// Of `[num_rows, cols]`, bf16, in boxes of [`HopperGemm::x_box_rows`].
     pub x: TensorMap,
     /// `[rows]`, f32; 0 without. Only of [`HopperOp::Silu`].
     pub bias: DevicePtr,
+    /// Of codes: `[rows]`, or `[ceil(cols / 128), rows]`, f32.
+    pub scales: DevicePtr,
     /// `[num_rows, rows / 2]`, bf16, or `[num_parts, num_rows, rows]`, f32.
     pub out: DevicePtr,
     pub num_rows: u32,
@@ -70,7 +87,7 @@ struct Tiling {
 impl HopperGemm {
     /// Most rows of `x`: beyond, reading `x` again for every tile costs too much.
     pub const MAX_ROWS: u32 = 64;
-    /// Columns of a box, of the weights and of `x`: 128 bytes.
+    /// Columns of a box of `x`, and of the weights or pairs of codes: 128 bytes.
     pub const BOX_COLS: u32 = 64;
     /// Most parts of [`HopperOp::Parts`].
     pub const MAX_PARTS: u32 = 8;
@@ -78,19 +95,21 @@ impl HopperGemm {
     /// The kernel for products of this shape.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] on a GPU other than Hopper, and unless `num_rows` is 1 to 64.
+    /// [`KernelError::Unsupported`] on a GPU other than Hopper, and unless `num_rows` is 1 to 64, or
+    /// to 32 with scales of blocks.
     pub fn new(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Result<Self, KernelError> {
         let unsupported = |reason| KernelError::Unsupported { kernel: "hopper_gemm", reason };
         if gpu.arch != Arch::SM_90A {
             return Err(unsupported(format!("it is for sm_90a, not {}", gpu.arch.name())));
         }
-        if !(1..=Self::MAX_ROWS).contains(&shape.num_rows) {
-            let reason = format!("{} rows: it takes 1 to {}", shape.num_rows, Self::MAX_ROWS);
+        let most = shape.weights.max_rows();
+        if !(1..=most).contains(&shape.num_rows) {
+            let reason = format!("{} rows: it takes 1 to {most}", shape.num_rows);
             return Err(unsupported(reason));
         }
         let padded_rows = shape.num_rows.next_power_of_two().max(8);
-        let tiling = Tiling::best(gpu, shape, op);
-        let mut kernel = Self { padded_rows, op, tiling, stages: 0 };
+        let (tiling, weights) = (Tiling::best(gpu, shape, op), shape.weights);
+        let mut kernel = Self { padded_rows, op, weights, tiling, stages: 0 };
         let room = gpu.smem_per_block - kernel.fixed_smem();
         kernel.stages = (room / (kernel.stage_bytes() + 16)).min(Self::MAX_STAGES);
         Ok(kernel)
@@ -114,7 +133,9 @@ impl HopperGemm {
     const MAX_STAGES: u32 = 12;
 
     const fn stage_bytes(&self) -> u32 {
-        2 * Self::BOX_COLS * (self.tiling.groups * self.tiling.group_rows + self.padded_rows)
+        let panels = self.weights.tile_cols() / Self::BOX_COLS;
+        let tile_rows = self.tiling.groups * self.tiling.group_rows;
+        2 * Self::BOX_COLS * (tile_rows + panels * self.padded_rows)
     }
 
     /// Shared memory besides the ring: sums on their way out.
@@ -125,11 +146,29 @@ impl HopperGemm {
     }
 }
 
+impl HopperWeights {
+    /// Most rows of `x`. With scales of blocks, a stage's sums stand beside all.
+    const fn max_rows(self) -> u32 {
+        match self {
+            Self::Bf16 | Self::Fp8 => HopperGemm::MAX_ROWS,
+            Self::Fp8Blocks => HopperGemm::MAX_ROWS / 2,
+        }
+    }
+
+    /// Columns of a stage.
+    const fn tile_cols(self) -> u32 {
+        match self {
+            Self::Bf16 => 64,
+            Self::Fp8 | Self::Fp8Blocks => 128,
+        }
+    }
+}
+
 impl Tiling {
     /// The one that promises most: few multiprocessors idle, few parts, large tiles. It does not
     /// depend on the rows of `x`, so that sums do not either.
     fn best(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Self {
-        let blocks_of_columns = shape.cols.div_ceil(HopperGemm::BOX_COLS);
+        let blocks_of_columns = shape.cols.div_ceil(shape.weights.tile_cols());
         let groups: &[u32] = if op == HopperOp::Silu { &[4, 2] } else { &[3, 2] };
         let most_parts = if op == HopperOp::Silu { 1 } else { HopperGemm::MAX_PARTS };
         let parts = 1..=most_parts.min(blocks_of_columns.max(1));
@@ -179,6 +218,8 @@ impl Kernel for HopperGemm {
                 ("GROUP_ROWS", self.tiling.group_rows),
                 ("STAGES", self.stages),
                 ("SILU", u32::from(self.op == HopperOp::Silu)),
+                ("FP8", u32::from(self.weights != HopperWeights::Bf16)),
+                ("BLOCKS", u32::from(self.weights == HopperWeights::Fp8Blocks)),
             ],
             dynamic_smem: self.stages * (self.stage_bytes() + 16) + self.fixed_smem(),
             params_bytes: size_of::<HopperGemmParams>(),
@@ -198,7 +239,12 @@ mod tests {
     use super::*;
 
     fn kernel(num_rows: u32, rows: u32, cols: u32, op: HopperOp) -> HopperGemm {
-        HopperGemm::new(&Gpu::H200, HopperShape { num_rows, rows, cols }, op).unwrap()
+        HopperGemm::new(
+            &Gpu::H200,
+            HopperShape { num_rows, rows, cols, weights: HopperWeights::Bf16 },
+            op,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -234,7 +280,12 @@ mod tests {
 
     #[test]
     fn other_gpus_and_too_many_rows_are_refused() {
-        let shape = |num_rows| HopperShape { num_rows, rows: 4096, cols: 4096 };
+        let shape = |num_rows| HopperShape {
+            num_rows,
+            rows: 4096,
+            cols: 4096,
+            weights: HopperWeights::Fp8,
+        };
         for (gpu, num_rows) in [(Gpu::A100, 8), (Gpu::H200, 0), (Gpu::H200, 65)] {
             assert!(HopperGemm::new(&gpu, shape(num_rows), HopperOp::Parts).is_err());
         }

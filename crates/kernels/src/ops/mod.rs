@@ -4,10 +4,10 @@
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
 //! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can),
 //! [`silu_and_mul`], [`gather_sampled`], [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
-//! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`],
-//! or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to it,
-//! [`fp8_expand`] undoes that. [`random_normal`] fills dummy weights; [`move_blocks`] copies blocks
-//! of the KV cache.
+//! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`]
+//! or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to
+//! it, [`fp8_expand`] undoes that. [`random_normal`] fills dummy weights; [`move_blocks`] copies
+//! blocks of the KV cache.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
@@ -33,5 +33,6 @@ pub mod rms_norm;
 pub mod rope_and_cache;
 pub mod sample;
 pub mod silu_and_mul;
+pub mod sum_parts;
 pub mod track_tokens;
 pub mod unpack;

@@ -1,7 +1,7 @@
 //! Products with weights in fp8.
 //!
 //! ```text
-//! few rows     our kernel: codes become bf16 in registers, x stays as it is
+//! few rows     our kernels: codes become bf16 in registers, x stays as it is
 //! many rows    x is rounded to fp8 with a scale for each row, cuBLASLt multiplies codes
 //!              (weights with a scale for each row only, where cuBLASLt can do that)
 //! else         weights are expanded to bf16 first, then as any other
@@ -54,7 +54,8 @@ impl Gemm {
                 self.takes(&descriptors.bf16, (problem, Element::Bf16), &algorithm)
             }
             (Method::Gemv, _) => Ok(problem.num_rows <= Fp8Gemv::MAX_ROWS as usize),
-            (Method::Library(_) | Method::Flat(_) | Method::Hopper, _) => Ok(false),
+            (Method::Hopper, _) => Ok(self.hopper.takes(problem)),
+            (Method::Library(_) | Method::Flat(_), _) => Ok(false),
         }
     }
 
@@ -83,11 +84,17 @@ impl Gemm {
         descriptors: &Descriptors,
         problem: Problem,
     ) -> Result<Vec<Method>, BackendError> {
-        // So few rows cannot be faster, nor less exact, than by our kernel.
-        if self.is_usable_for_fp8(descriptors, problem, Method::Gemv)? {
-            return Ok(vec![Method::Gemv]);
+        let mut methods = Vec::new();
+        for method in [Method::Hopper, Method::Gemv] {
+            if self.is_usable_for_fp8(descriptors, problem, method)? {
+                methods.push(method);
+            }
         }
-        self.proposed_for_fp8(descriptors, problem)
+        // So few rows cannot be faster, nor as exact, in another way.
+        if problem.num_rows > Fp8Gemv::MAX_ROWS as usize || methods.is_empty() {
+            methods.extend(self.proposed_for_fp8(descriptors, problem)?);
+        }
+        Ok(methods)
     }
 
     /// Loads what `product` needs, and finds room for operands in another type.
@@ -106,7 +113,8 @@ impl Gemm {
                 stream.scratch(expanded_bytes(product))?;
                 self.expand(product).map(drop)
             }
-            Method::Gemv | Method::Flat(_) | Method::Hopper => self.fp8_gemv(product).map(drop),
+            Method::Hopper => self.hopper.load(product),
+            Method::Gemv | Method::Flat(_) => self.fp8_gemv(product).map(drop),
         }
     }
 
@@ -133,7 +141,8 @@ impl Gemm {
                 let descriptor = &plan.descriptors.bf16;
                 self.launch_library(descriptor, algorithm, (product, operands), stream)
             }
-            Method::Gemv | Method::Flat(_) | Method::Hopper => {
+            Method::Hopper => self.hopper.launch(product, stream),
+            Method::Gemv | Method::Flat(_) => {
                 self.fp8_gemv(product)?.launch(&gemv_params(product), stream)
             }
         }
