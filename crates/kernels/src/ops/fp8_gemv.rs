@@ -46,13 +46,12 @@ impl Fp8Gemv {
     /// Most rows of `x`.
     pub const MAX_ROWS: u32 = 8;
     const WARPS: u32 = 8;
-    /// Rows of the weights that a block takes.
-    const ROWS: u32 = 32;
+    /// Groups of 64 columns that a warp has under way: two blocks of an SM hold 128 KB.
+    const DEPTH: u32 = 4;
 
-    /// Groups of 64 columns that a warp has under way: two blocks of an SM hold 128 KB. Scales of
-    /// blocks leave registers for half of them.
-    const fn depth(self) -> u32 {
-        if self.blocks { 2 } else { 4 }
+    /// Rows of the weights that a block takes: scales of blocks leave registers for fewer.
+    const fn rows(self) -> u32 {
+        if self.blocks { 16 } else { 32 }
     }
 }
 
@@ -65,8 +64,8 @@ impl Kernel for Fp8Gemv {
             entry: "fp8_gemv",
             defines: vec![
                 ("WARPS", Self::WARPS),
-                ("ROWS", Self::ROWS),
-                ("DEPTH", self.depth()),
+                ("ROWS", self.rows()),
+                ("DEPTH", Self::DEPTH),
                 ("BLOCKS", u32::from(self.blocks)),
                 ("OUT_IS_BF16", self.out.is_bf16()),
                 ("ACCUMULATE", u32::from(self.accumulate)),
@@ -79,6 +78,6 @@ impl Kernel for Fp8Gemv {
     }
 
     fn launch(&self, params: &Fp8GemvParams) -> Launch {
-        Launch::linear(params.rows.div_ceil(Self::ROWS), 32 * Self::WARPS)
+        Launch::linear(params.rows.div_ceil(self.rows()), 32 * Self::WARPS)
     }
 }

@@ -95,8 +95,8 @@ impl HopperGemm {
     /// The kernel for products of this shape.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] on a GPU other than Hopper, and unless `num_rows` is 1 to 64, or
-    /// to 32 with scales of blocks.
+    /// [`KernelError::Unsupported`] on a GPU other than Hopper, and unless `num_rows` is 1 to 64,
+    /// with scales of blocks 32.
     pub fn new(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Result<Self, KernelError> {
         let unsupported = |reason| KernelError::Unsupported { kernel: "hopper_gemm", reason };
         if gpu.arch != Arch::SM_90A {
