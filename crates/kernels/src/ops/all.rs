@@ -79,22 +79,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         specs.push(Fp8Expand { blocks }.spec());
     }
     if gpu.arch == Arch::SM_90A {
-        for num_rows in [8, 16, 32, 64] {
-            for (rows, op) in [
-                (4096, HopperOp::Parts),
-                (5120, HopperOp::Parts),
-                (6144, HopperOp::Parts),
-                (28672, HopperOp::Silu),
-                (24576, HopperOp::Silu),
-            ] {
-                for weights in [HopperWeights::Bf16, HopperWeights::Fp8, HopperWeights::Fp8Blocks] {
-                    let shape = HopperShape { num_rows, rows, cols: 4096, weights };
-                    if num_rows <= 32 || weights != HopperWeights::Fp8Blocks {
-                        specs.push(HopperGemm::new(gpu, shape, op)?.spec());
-                    }
-                }
-            }
-        }
+        specs.extend(hopper_gemms(gpu)?);
     }
     add_attention(gpu, &mut specs)?;
     Ok(specs)
@@ -124,4 +109,26 @@ fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelErr
         }
     }
     Ok(())
+}
+
+/// Products of few rows, of the tilings that models of 8B have.
+fn hopper_gemms(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
+    let mut specs = Vec::new();
+    for (rows, op) in [
+        (4096, HopperOp::Parts),
+        (5120, HopperOp::Parts),
+        (6144, HopperOp::Parts),
+        (28672, HopperOp::Silu),
+        (24576, HopperOp::Silu),
+    ] {
+        for weights in [HopperWeights::Bf16, HopperWeights::Fp8, HopperWeights::Fp8Blocks] {
+            for num_rows in [8, 16, 32, 64] {
+                let shape = HopperShape { num_rows, rows, cols: 4096, weights };
+                if num_rows <= 32 || weights != HopperWeights::Fp8Blocks {
+                    specs.push(HopperGemm::new(gpu, shape, op)?.spec());
+                }
+            }
+        }
+    }
+    Ok(specs)
 }
