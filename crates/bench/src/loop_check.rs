@@ -86,15 +86,17 @@ fn kinds() -> Vec<SamplingParams> {
 
 #[cfg(test)]
 mod tests {
-    use inflight_backend::{CpuBackend, CpuConfig};
+    use inflight_backend::{CpuBackend, CpuConfig, KvDtype};
 
     use super::*;
 
     #[test]
     fn the_cpu_gives_the_same_tokens() {
-        let config = CpuConfig { num_threads: 2, ..CpuConfig::detect() };
-        let check = check_loop(&CpuBackend::new(config).unwrap()).unwrap();
-        assert_eq!(check.num_tokens, NUM_REQUESTS * OUTPUT_LEN);
-        assert!(check.passed(), "{check:?}");
+        for kv_dtype in [KvDtype::F16, KvDtype::Int8, KvDtype::Fp8] {
+            let config = CpuConfig { num_threads: 2, kv_dtype, ..CpuConfig::detect() };
+            let check = check_loop(&CpuBackend::new(config).unwrap()).unwrap();
+            assert_eq!(check.num_tokens, NUM_REQUESTS * OUTPUT_LEN);
+            assert!(check.passed(), "{kv_dtype}: {check:?}");
+        }
     }
 }
