@@ -114,6 +114,7 @@ impl<'a> Experiment<'a> {
     fn new(args: &'a OfflineArgs) -> Result<Self> {
         let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
         let mut engine_args = args.engine.clone();
+        engine_args.memory = engine_args.memory.measured();
         if engine_args.max_model_len.is_none() {
             let len = args.input_len.saturating_add(args.output_len.get());
             let most = files.config.max_position;

@@ -39,6 +39,7 @@ pub(crate) fn bench_batching(args: &BatchingArgs) -> Result<()> {
     let device = choose(args.engine.device, resolve_gpu_use(&args.engine))?;
     let sizes = Sizes::new(args, matches!(device, Chosen::Cpu { .. }));
     let mut engine_args = args.engine.clone();
+    engine_args.memory = engine_args.memory.measured();
     if engine_args.max_model_len.is_none() {
         let needed = sizes.max_model_len(args);
         let most = files.config.max_position;

@@ -32,6 +32,13 @@ impl MemoryArgs {
         self.enable_prefix_caching || !self.no_enable_prefix_caching
     }
 
+    /// For measurements that send the same prompts more than once: unless it was asked for, they
+    /// are not to be found in the KV cache.
+    pub(crate) fn measured(mut self) -> Self {
+        self.no_enable_prefix_caching = !self.enable_prefix_caching;
+        self
+    }
+
     pub(crate) fn preemption(&self) -> Preemption {
         match self.preemption {
             PreemptionChoice::Auto => Preemption::Auto,
