@@ -98,7 +98,16 @@ pub(crate) fn decode_step_ms(num_decodes: usize, len: usize) -> f64 {
     1e3 * ((WEIGHTS_BYTES + kv_tokens * KV_BYTES) / BYTES_PER_S + 100e-6)
 }
 
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    H200,
+    /// A few cores with a small model: time goes by tokens, whoever they are for.
+    Cpu,
+}
+
 pub(crate) struct Device {
+    kind: Kind,
     scheduler: Scheduler,
     noise: f64,
     draws: u64,
@@ -108,9 +117,22 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn h200(policy: Policy, noise: f64) -> Self {
+        Self::new(Kind::H200, policy, noise, (256, 8192))
+    }
+
+    pub(crate) fn cpu(policy: Policy, noise: f64) -> Self {
+        Self::new(Kind::Cpu, policy, noise, (64, 256))
+    }
+
+    fn new(
+        kind: Kind,
+        policy: Policy,
+        noise: f64,
+        (max_num_seqs, max_num_batched_tokens): (usize, usize),
+    ) -> Self {
         let mut scheduler = Scheduler::new(SchedulerConfig {
-            max_num_seqs: 256,
-            max_num_batched_tokens: 8192,
+            max_num_seqs,
+            max_num_batched_tokens,
             max_model_len: 40_000,
             block_size: 16,
             num_blocks: 50_000,
@@ -123,7 +145,7 @@ impl Device {
         })
         .expect("the limits are sound");
         scheduler.set_policy(policy).expect("the policy is sound");
-        Self { scheduler, noise, draws: 1, now_s: 0.0 }
+        Self { kind, scheduler, noise, draws: 1, now_s: 0.0 }
     }
 
     /// Runs until all jobs have ended.
@@ -205,7 +227,10 @@ impl Device {
         let memory_s = (WEIGHTS_BYTES + kv_tokens as f64 * KV_BYTES) / BYTES_PER_S;
         let has_chunk = batch.rows.iter().any(|row| row.len > 1);
         let chunk_s = if has_chunk { CHUNK_S } else { 0.0 };
-        let steady_s = memory_s.max(flop / FLOP_PER_S) + chunk_s + 100e-6;
+        let steady_s = match self.kind {
+            Kind::H200 => memory_s.max(flop / FLOP_PER_S) + chunk_s + 100e-6,
+            Kind::Cpu => 2e-3 + 0.4e-3 * batch.num_tokens as f64 + 1e-7 * kv_tokens as f64,
+        };
         let noisy_s = steady_s * (1.0 + self.noise * self.uniform());
         if self.noise > 0.0 && self.uniform() < 0.002 { 1.5 * noisy_s } else { noisy_s }
     }

@@ -84,6 +84,29 @@ fn a_flood_does_not_reach_other_tenants() {
     assert!(unfair > 3.0, "first come, first served, a flood goes first: {unfair}");
 }
 
+/// Where every token costs alike, a flood is held back to what the target leaves, and a long prompt
+/// to what the decodes leave.
+#[test]
+fn targets_are_kept_where_time_goes_by_tokens() {
+    let job = |at_s, prompt_len, max_tokens, tenant| Job { at_s, prompt_len, max_tokens, tenant };
+    let mut jobs = vec![job(0.0, 64, 600, "a"); 8];
+    jobs.push(job(2.0, 4000, 1, "a"));
+    let held = Device::cpu(with_target(20.0), 0.03).run(&jobs);
+    let p99 = held.itl_ms(0..8, 0.99);
+    assert!(p99 <= 20.0, "{p99} ms");
+    assert!(held.itl_ms_while_prompting(0..8, 8, 0.5) > 12.0, "what is allowed is used");
+
+    let modest: Vec<_> = (0..10).map(|i| job(1.0 + f64::from(i), 64, 64, "modest")).collect();
+    let both = [modest.clone(), vec![job(0.0, 64, 64, "flood"); 600]].concat();
+    let alone = Device::cpu(Policy::default(), 0.03).run(&modest);
+    let fair = Policy { order: Order::Fair, ..with_target(3.0 * alone.itl_ms(0..10, 0.5)) };
+    let flooded = Device::cpu(fair, 0.03).run(&both);
+    let slowdown = flooded.latency_s(0..10, 0.5) / alone.latency_s(0..10, 0.5);
+    let free = Device::cpu(Policy { order: Order::Fair, ..Policy::default() }, 0.03).run(&both);
+    let unheld = free.latency_s(0..10, 0.5) / alone.latency_s(0..10, 0.5);
+    assert!(slowdown < 4.0 && unheld > 2.0 * slowdown, "{slowdown}, without a target {unheld}");
+}
+
 /// Both have more than there is room for: each gets half.
 #[test]
 fn tenants_that_both_flood_get_equal_service() {
