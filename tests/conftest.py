@@ -24,6 +24,11 @@ def client(server):
 
 
 @pytest.fixture(scope="session")
+def anthropic(server):
+    return server.anthropic()
+
+
+@pytest.fixture(scope="session")
 def model(client):
     """The name under which the default model is served."""
     return client.models.list().data[0].id

@@ -70,6 +70,11 @@ class Server:
 
         return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=300)
 
+    def anthropic(self):
+        from anthropic import Anthropic
+
+        return Anthropic(base_url=self.url, api_key="unused", max_retries=0, timeout=300)
+
     def request(self, method, path, body=None, raw=None):
         """Status, headers and body of one plain HTTP exchange; `raw` sends bytes as they are."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)

@@ -114,15 +114,15 @@ impl<B: Backend> Engine<B> {
             compute: backend.create_stream("compute")?,
             d2h: backend.create_stream("d2h")?,
         };
-        let vocab_size = decoder.config().vocab_size;
+        let model = decoder.config().clone();
         let runner = ModelRunner::new(&backend, decoder, &config)?;
         let kv = runner.kv_blocks(&backend);
         let mut engine = Self {
             mover: BlockMover::new(&backend, kv, config.memory.num_swap_blocks)?,
             costs: CostMeter::default(),
-            grammars: GrammarWorkers::start(vocab_size)?,
+            grammars: GrammarWorkers::start(model.vocab_size)?,
             runner,
-            io: IoSlots::new(&backend, &config, vocab_size)?,
+            io: IoSlots::new(&backend, &config, &model)?,
             clock: TraceClock::start(&backend, &streams.compute)?,
             outputs: OutputLayout { max_rows: config.max_num_seqs },
             backend,
@@ -305,6 +305,7 @@ impl<B: Backend> Engine<B> {
             min_tokens: spec.min_tokens,
             stop_token_ids: spec.stop_token_ids,
             grammar: spec.grammar.map(|grammar| self.grammars.begin(id, grammar)),
+            pools: spec.pools,
             output_row: None,
         };
         self.requests.insert(id, request);
@@ -328,8 +329,12 @@ impl<B: Backend> Engine<B> {
             num_output_words: self.num_output_words(),
         };
         let is_drawn = late.is_empty();
+        let pools = batch.sampled_rows().any(|row| self.requests.get_mut(row.id).pools);
         let (enqueued, launch) = self.timed(|engine| {
             engine.enqueue_forward(id, step, &batch.moves)?;
+            if pools {
+                engine.enqueue_states(id, step)?;
+            }
             if is_drawn { engine.enqueue_draw(id, draw, &batch.moves) } else { Ok(()) }
         });
         enqueued?;
@@ -385,6 +390,11 @@ impl<B: Backend> Engine<B> {
         self.mover.copy(backend, moves, &streams.compute)?;
         self.runner.count_history(backend, io, history, &streams.compute)?;
         self.runner.forward(backend, &StepSlots { id, io, previous }, step, &streams.compute)
+    }
+
+    fn enqueue_states(&self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {
+        let compute = &self.streams.compute;
+        self.runner.copy_states(&self.backend, self.io.get(id), step, compute)
     }
 
     fn enqueue_draw(
@@ -513,8 +523,13 @@ impl<B: Backend> Engine<B> {
                 continue;
             }
             let Some(commit) = self.scheduler.commit(id, update.token) else { continue };
-            self.stats.num_generated_tokens.fetch_add(1, Ordering::Relaxed);
-            let delivered = self.requests.get_mut(id).client.send(update);
+            let delivered = if self.requests.get_mut(id).pools {
+                let state = self.runner.read_state(&self.backend, self.io.get(io), row);
+                self.requests.get_mut(id).client.send_state(state)
+            } else {
+                self.stats.num_generated_tokens.fetch_add(1, Ordering::Relaxed);
+                self.requests.get_mut(id).client.send(update)
+            };
             match (delivered, commit.finish) {
                 (Err(_), _) => self.end(id, FinishReason::Aborted),
                 (Ok(()), Some(reason)) => self.requests.finish(id, reason.into()),

@@ -68,6 +68,10 @@ impl Client {
         self.sink.as_mut().ok_or(SinkClosed)?.send(Update::Token(update))
     }
 
+    pub(crate) fn send_state(&mut self, state: Vec<f32>) -> Result<(), SinkClosed> {
+        self.sink.as_mut().ok_or(SinkClosed)?.send_state(state)
+    }
+
     pub(crate) fn finish(mut self, reason: FinishReason) {
         self.send_final(reason);
     }

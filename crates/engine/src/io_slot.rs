@@ -2,6 +2,8 @@
 
 use inflight_backend::{Backend, BackendError, OutputLayout, late::late_words};
 
+use inflight_model::ModelConfig;
+
 use crate::EngineConfig;
 
 /// Everything that moves between host and device for one batch.
@@ -32,6 +34,8 @@ pub(crate) struct IoSlot<B: Backend> {
     pub(crate) host_history: B::HostBuffer,
     /// The same words; device.
     pub(crate) device_history: B::Buffer,
+    /// States of sampled rows, where some are asked for, `[max_rows, hidden_size]` f32; host.
+    pub(crate) host_states: B::HostBuffer,
     pub(crate) h2d: Interval<B>,
     /// The late inputs were copied.
     pub(crate) late_ready: B::Event,
@@ -64,9 +68,9 @@ impl<B: Backend> IoSlots<B> {
     pub(crate) fn new(
         backend: &B,
         config: &EngineConfig,
-        vocab_size: usize,
+        model: &ModelConfig,
     ) -> Result<Self, BackendError> {
-        let new = || IoSlot::new(backend, config, vocab_size);
+        let new = || IoSlot::new(backend, config, model);
         Ok(Self { slots: [new()?, new()?], latest: 1 })
     }
 
@@ -96,12 +100,13 @@ impl<B: Backend> IoSlots<B> {
 }
 
 impl<B: Backend> IoSlot<B> {
-    fn new(backend: &B, config: &EngineConfig, vocab_size: usize) -> Result<Self, BackendError> {
+    fn new(backend: &B, config: &EngineConfig, model: &ModelConfig) -> Result<Self, BackendError> {
         let capacity = config.step_capacity();
         let num_history = config.history_capacity().num_words();
         let outputs = OutputLayout { max_rows: capacity.max_rows };
         let num_inputs = capacity.shape().num_words();
-        let num_late = late_words(capacity.max_rows, vocab_size);
+        let num_late = late_words(capacity.max_rows, model.vocab_size);
+        let num_states = capacity.max_rows * model.hidden_size;
         Ok(Self {
             host_inputs: backend.alloc_host("host_inputs", num_inputs)?,
             device_inputs: backend.alloc_words("device_inputs", num_inputs)?,
@@ -111,6 +116,7 @@ impl<B: Backend> IoSlot<B> {
             host_outputs: backend.alloc_host("host_outputs", outputs.num_words())?,
             host_history: backend.alloc_host("host_history", num_history)?,
             device_history: backend.alloc_words("device_history", num_history)?,
+            host_states: backend.alloc_host("host_states", num_states)?,
             h2d: Interval::new(backend)?,
             late_ready: backend.create_event()?,
             compute: Interval::new(backend)?,

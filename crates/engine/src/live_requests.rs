@@ -14,6 +14,8 @@ pub(crate) struct LiveRequest {
     pub(crate) stop_token_ids: Vec<u32>,
     /// Where its output is in the request's grammar, if it has one.
     pub(crate) grammar: Option<Progress>,
+    /// Whether its state is told instead of its token.
+    pub(crate) pools: bool,
     /// Its row among the sampled rows of the latest batch that sampled it.
     pub(crate) output_row: Option<usize>,
 }

@@ -107,6 +107,9 @@ pub struct RequestSpec {
     pub shares_prompt_of: Option<RequestId>,
     /// What the output must be; `None`: anything.
     pub grammar: Option<SharedGrammar>,
+    /// Whether the state after the last token of the prompt is wanted, and nothing generated:
+    /// [`TokenSink::send_state`](crate::TokenSink::send_state) gets it. `max_tokens` is 1 then.
+    pub pools: bool,
     /// Lower goes first, where the scheduler's order is by priority.
     pub priority: i32,
     /// On whose behalf it comes, where tenants are served fairly.

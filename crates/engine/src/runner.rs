@@ -222,6 +222,35 @@ impl<B: Backend> ModelRunner<B> {
         KvBlocks::new(&self.kv, backend.kv_layout(attention))
     }
 
+    /// Copies the states of a step's sampled rows to the slot's `host_states`. On the compute
+    /// stream, since the next step overwrites them.
+    pub(crate) fn copy_states(
+        &self,
+        backend: &B,
+        io: &IoSlot<B>,
+        step: StepShape,
+        compute: &B::Stream,
+    ) -> Result<(), BackendError> {
+        let num_words = step.num_sampled * self.hidden_size();
+        backend.copy_to_host(self.scratch.sampled(), &io.host_states, num_words, compute)
+    }
+
+    /// The state of a sampled row, normed, from a slot whose batch was collected.
+    pub(crate) fn read_state(&self, backend: &B, io: &IoSlot<B>, row: usize) -> Vec<f32> {
+        let len = self.hidden_size();
+        let mut state = backend.read_host(&io.host_states, |words| {
+            let words = &words[row * len..][..len];
+            words.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>()
+        });
+        self.decoder.normalise_state(&mut state);
+        state
+    }
+
+    /// Elements of a token's state.
+    fn hidden_size(&self) -> usize {
+        self.decoder.config().hidden_size
+    }
+
     /// Draws the sampled rows' tokens. Apart from the forward pass and outside its graph, so that a
     /// row under a grammar can get its mask while the device computes. `is_unusual`: some row has a
     /// rule that looks at the whole distribution.

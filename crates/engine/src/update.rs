@@ -53,6 +53,16 @@ pub trait TokenSink: Send {
     /// # Errors
     /// [`SinkClosed`], if the update was not taken.
     fn send(&mut self, update: Update) -> Result<(), SinkClosed>;
+
+    /// Takes the state of a request that pools, `[hidden_size]`, as it is before the output
+    /// matrix. It comes instead of a token.
+    ///
+    /// # Errors
+    /// [`SinkClosed`], if the state was not taken: nobody asked for one.
+    fn send_state(&mut self, state: Vec<f32>) -> Result<(), SinkClosed> {
+        drop(state);
+        Err(SinkClosed)
+    }
 }
 
 /// Nobody takes updates any more.

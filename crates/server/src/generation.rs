@@ -276,17 +276,7 @@ impl Sequence {
             FinishReason::Aborted => Ending::Abort,
             FinishReason::Failed(_) | FinishReason::Lapsed(_) => Ending::Error,
         });
-        let finish = match reason {
-            FinishReason::Stop { token } => Finish::StopToken(token),
-            FinishReason::Length => Finish::Length,
-            FinishReason::Aborted => return Err(GenerationError::TooSlow),
-            FinishReason::Lapsed(Lapse::Deadline) => return Err(GenerationError::DeadlineExceeded),
-            FinishReason::Lapsed(Lapse::QueueTime) => {
-                let retry_after_s = self.state.retry_after_s();
-                return Err(GenerationError::QueueTimeout { retry_after_s });
-            }
-            FinishReason::Failed(reason) => return Err(GenerationError::Failed(reason)),
-        };
+        let finish = finish_of(reason, &self.state)?;
         self.pending.text += &self.text.finish();
         let stop_string = self.text.stopped_by().map(Finish::StopString);
         self.pending.finish = Some(stop_string.unwrap_or(finish));
@@ -294,11 +284,31 @@ impl Sequence {
     }
 }
 
+/// What the engine's last message means for the client.
+///
+/// # Errors
+/// The request did not end well.
+pub(crate) fn finish_of(
+    reason: FinishReason,
+    state: &ServerState,
+) -> Result<Finish, GenerationError> {
+    match reason {
+        FinishReason::Stop { token } => Ok(Finish::StopToken(token)),
+        FinishReason::Length => Ok(Finish::Length),
+        FinishReason::Aborted => Err(GenerationError::TooSlow),
+        FinishReason::Lapsed(Lapse::Deadline) => Err(GenerationError::DeadlineExceeded),
+        FinishReason::Lapsed(Lapse::QueueTime) => {
+            Err(GenerationError::QueueTimeout { retry_after_s: state.retry_after_s() })
+        }
+        FinishReason::Failed(reason) => Err(GenerationError::Failed(reason)),
+    }
+}
+
 /// A request that the engine works on; dropped, it is aborted.
-struct Submitted {
-    engine: Arc<dyn Generate>,
+pub(crate) struct Submitted {
+    pub(crate) engine: Arc<dyn Generate>,
     /// `None` once the engine needs no telling any more.
-    id: Option<RequestId>,
+    pub(crate) id: Option<RequestId>,
 }
 
 impl Submitted {

@@ -8,7 +8,8 @@
 //! Reading order: [`engine`] (what the server needs of an engine), [`state`] (what all handlers
 //! share), `error`, `request` (what a body says), `text_stream` (one sequence's tokens to text),
 //! `generation` (a request's sequences, as a stream of text deltas), `output` (thoughts and tool
-//! calls in a text), `chat` (conversations and their answers), `sse` (a response as events),
+//! calls in a text), `chat` (conversations and their answers), `pooling` (states instead
+//! of tokens), `sse` (a response as events),
 //! `openai` and `anthropic` (their endpoints), `tokenize`, `health`, `observe` (metrics,
 //! timelines), `web` (the page at `/`), [`serve`](serve()) (routes, listening, shutting down).
 //!
@@ -28,6 +29,7 @@ mod off_thread;
 mod openai;
 mod output;
 mod pace;
+mod pooling;
 mod random;
 mod request;
 mod serve;

@@ -14,7 +14,7 @@ use crate::anthropic::{count_tokens, messages};
 use crate::error::ApiError;
 use crate::health::{health, live, ready, version};
 use crate::observe::{debug, scrape};
-use crate::openai::{chat, completions, models, responses};
+use crate::openai::{chat, completions, embeddings, models, responses};
 use crate::state::{Phase, ServerState};
 use crate::tokenize::{detokenize, tokenize};
 use crate::web;
@@ -29,6 +29,7 @@ pub fn router(state: ServerState) -> Router {
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(count_tokens::create))
         .route("/v1/models", get(models::list))

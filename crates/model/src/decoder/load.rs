@@ -50,12 +50,14 @@ impl<B: Backend> Decoder<B> {
             true => table,
             false => loader.global(GlobalTensor::Output)?,
         };
-        let norm = backend.load_vector(&[loader.global(GlobalTensor::Norm)?])?;
+        let norm = loader.global(GlobalTensor::Norm)?;
+        let host_norm = norm.to_f32();
+        let norm = backend.load_vector(&[norm])?;
         let output = Linear { weight: backend.load_matrix(&[output])?, bias: None };
         let rotary_table = backend.load_vector(&[rotary_table(&config.rope, max_model_len)])?;
         advance();
         let config = config.clone();
-        Ok(Self { config, embedding, layers, norm, output, rotary_table, max_model_len })
+        Ok(Self { config, embedding, layers, norm, host_norm, output, rotary_table, max_model_len })
     }
 }
 

@@ -34,6 +34,8 @@ pub struct Decoder<B: Backend> {
     layers: Vec<Layer<B>>,
     /// `[hidden_size]`.
     norm: B::Buffer,
+    /// The same on the host, for states that are told instead of sampled from.
+    host_norm: Vec<f32>,
     /// `[vocab_size, hidden_size]`.
     output: Linear<B>,
     /// `[max_model_len, rotary_dim]`.
@@ -97,6 +99,20 @@ impl<B: Backend> Decoder<B> {
             .flat_map(|layer| [&layer.qkv, &layer.attention_output, &layer.gate_up, &layer.down]);
         let all = layers.chain([&self.output]);
         all.map(|linear| backend.matrix_bytes(&linear.weight)).sum()
+    }
+
+    /// Normalises the state of one token, from [`Scratch::sampled`], as it is before the output
+    /// matrix.
+    ///
+    /// # Shapes
+    /// `[hidden_size]`, host.
+    pub fn normalise_state(&self, state: &mut [f32]) {
+        assert_eq!(state.len(), self.host_norm.len(), "the state of one token");
+        let sum: f32 = state.iter().map(|x| x * x).sum();
+        let scale = 1.0 / (sum / state.len() as f32 + self.config.rms_norm_eps).sqrt();
+        for (x, weight) in state.iter_mut().zip(&self.host_norm) {
+            *x *= scale * weight;
+        }
     }
 
     /// Enqueues a forward pass; without sampled tokens, all of it but the logits.

@@ -53,6 +53,11 @@ impl<B: Backend> Scratch<B> {
         })
     }
 
+    /// State of the last step's sampled tokens, not normed, `[max_rows, hidden_size]`, f32.
+    pub fn sampled(&self) -> &B::Buffer {
+        &self.sampled
+    }
+
     /// Logits of the last step's sampled tokens, `[max_rows, vocab_size]`.
     pub fn logits(&self) -> &B::Buffer {
         &self.logits

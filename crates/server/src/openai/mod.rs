@@ -2,13 +2,14 @@
 //!
 //! Reading order: [`messages`], [`tool_fields`], [`conversation`] (what goes in), [`logprobs`],
 //! [`response`], [`chunks`], [`chat_writer`] (what comes out), [`completions`], [`chat`],
-//! [`responses`], [`models`] (the endpoints).
+//! [`responses`], [`embeddings`], [`models`] (the endpoints).
 
 pub(crate) mod chat;
 mod chat_writer;
 mod chunks;
 pub(crate) mod completions;
 pub(crate) mod conversation;
+pub(crate) mod embeddings;
 mod logprobs;
 mod messages;
 pub(crate) mod models;

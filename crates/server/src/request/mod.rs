@@ -17,4 +17,5 @@ mod words;
 pub(crate) use body::{Body, admit};
 pub(crate) use constraint::{Asked, ConstraintFields};
 pub(crate) use sampling::{Length, SamplingFields, SequenceTemplate, Surroundings};
+pub(crate) use service::Service;
 pub(crate) use string_or::StringOr;

@@ -81,6 +81,13 @@ pub(crate) const RESPONSES: &[Neutral] = &[
     only("text", &["{}", "{\"format\": {\"type\": \"text\"}}"]),
 ];
 
+/// Of embeddings.
+pub(crate) const EMBEDDINGS: &[Neutral] = &[
+    // States were not trained to be cut short.
+    only("dimensions", &[]),
+    only("truncate_prompt_tokens", &[]),
+];
+
 /// Of Anthropic's messages.
 pub(crate) const ANTHROPIC: &[Neutral] = &[
     // Who asks.

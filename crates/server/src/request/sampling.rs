@@ -236,6 +236,7 @@ impl SequenceTemplate {
             stop_token_ids: self.text.stop_token_ids.clone(),
             sampling: SamplingParams { seed, ..self.sampling.clone() },
             grammar: self.grammar.clone(),
+            pools: false,
             priority: self.service.priority,
             tenant: self.service.tenant.clone(),
             timeout: self.service.timeout,
