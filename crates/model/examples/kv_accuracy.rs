@@ -1,5 +1,5 @@
-//! What each type of KV cache, and weights in fp8, cost in accuracy: a model under teacher forcing on texts whose
-//! logprobs are known in double precision.
+//! What each type of KV cache, and weights in fp8, cost in accuracy: a model under teacher forcing on
+//! texts whose logprobs are known in double precision.
 //!
 //! ```text
 //! kv_accuracy cpu MODEL.gguf EXACT.json                  # tests/default_model/exact.json
