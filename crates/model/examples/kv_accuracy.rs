@@ -1,8 +1,8 @@
-//! What each type of KV cache, and weights in fp8, cost in accuracy: a model under teacher forcing on
-//! texts whose logprobs are known in double precision.
+//! What each type of KV cache, and weights in fp8, cost in accuracy: a model under teacher forcing
+//! on texts whose logprobs are known in double precision.
 //!
 //! ```text
-//! kv_accuracy cpu MODEL.gguf EXACT.json                  # tests/default_model/exact.json
+//! kv_accuracy cpu MODEL.gguf EXACT.json [weights]        # tests/default_model/exact.json
 //! kv_accuracy cuda MODEL.gguf EXACT.json [CACHE_FOLDER]
 //! ```
 
@@ -42,7 +42,12 @@ fn main() -> Result<(), Failure> {
     let texts: Vec<Text> = serde_json::from_str(&std::fs::read_to_string(exact)?)?;
     let mut report = Report::new(files, &texts);
     if device == "cpu" {
-        for kv_dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8] {
+        // With `weights` the last line alone.
+        let all = rest.is_empty();
+        for kv_dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8]
+            .into_iter()
+            .filter(|_| all)
+        {
             let weights = WeightPrecision::F32;
             let config = CpuConfig { kv_dtype, weights, ..CpuConfig::detect() };
             report.add(&kv_dtype.to_string(), &CpuBackend::new(config)?)?;
