@@ -82,9 +82,10 @@ pub(crate) struct Usage {
 impl From<TokenCounts> for Usage {
     fn from(counts: TokenCounts) -> Self {
         Self {
-            input_tokens: counts.prompt,
+            // What was found in the cache is counted apart.
+            input_tokens: counts.prompt.saturating_sub(counts.cached),
             cache_creation_input_tokens: 0,
-            cache_read_input_tokens: 0,
+            cache_read_input_tokens: counts.cached,
             output_tokens: counts.completion,
         }
     }
