@@ -774,7 +774,14 @@ DEVICE void report(const Params& p, Options o, const float* row, u32 token,
     }
 }
 
-KERNEL void __launch_bounds__(THREADS, 1) sample(const __grid_constant__ Params p) {
+#if UNUSUAL
+// One block may take all registers; left alone, the compiler spills instead.
+#define BOUNDS __launch_bounds__(THREADS, 1)
+#else
+#define BOUNDS __launch_bounds__(THREADS)
+#endif
+
+KERNEL void BOUNDS sample(const __grid_constant__ Params p) {
     wait_for_earlier_kernels();
     u32 row_index = blockIdx.x, n = p.vocab_size;
     Options options{p.sampling + row_index * SAMPLING_WORDS};

@@ -433,7 +433,7 @@ mod tests {
                 last_n: 99,
                 breakers: Arc::new(DryBreakers([(97, vec![vec![98]])].into())),
             }),
-            bad_words: vec![vec![120, 121], vec![32, 120, 121]],
+            bad_words: vec![vec![120, 121], vec![226, 150, 129, 120, 121]],
             logit_bias: vec![(3, 1.5), (7, -100.0)],
             seed: u64::MAX,
             top_logprobs: None,
