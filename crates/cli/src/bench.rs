@@ -12,7 +12,7 @@ use inflight_bench::{
 };
 use inflight_engine::{EngineConfig, SamplingParams};
 use inflight_model::ModelFiles;
-use inflight_observe::TimelineWriter;
+use inflight_observe::{Panel, TimelineWriter, write_picture};
 use serde_json::{Value, json};
 
 use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice, PolicyArgs};
@@ -59,6 +59,7 @@ fn offline(args: &OfflineArgs) -> Result<()> {
         let path = args.trace.as_deref()?;
         Some(create("--trace", &trace_path(path, overlap, overlaps.len() > 1)))
     };
+    let picture = args.picture.as_deref().map(|path| create("--picture", path)).transpose()?;
     let traces = overlaps.iter().map(trace).map(Option::transpose).collect::<Result<Vec<_>>>()?;
     let mut runs = Vec::new();
     for (&overlap, trace) in overlaps.iter().zip(traces) {
@@ -71,6 +72,9 @@ fn offline(args: &OfflineArgs) -> Result<()> {
             write_timeline(file, &measured.run).context("--trace")?;
         }
         runs.push(measured);
+    }
+    if let Some(file) = picture {
+        draw(file, &experiment.name, &runs).context("--picture")?;
     }
     let same_tokens = match &runs[..] {
         [on, off] => Some(on.run.tokens == off.run.tokens),
@@ -252,6 +256,19 @@ fn write_timeline(file: impl Write, run: &OfflineRun) -> io::Result<()> {
     let mut writer = TimelineWriter::new(file)?;
     run.steps.iter().try_for_each(|step| writer.add(step))?;
     writer.finish().map(|_| ())
+}
+
+/// Draws the runs one below the other, at the same scale.
+fn draw(mut file: impl Write, name: &str, runs: &[Measured]) -> io::Result<()> {
+    let panels: Vec<_> = runs
+        .iter()
+        .map(|Measured { run, config, .. }| Panel {
+            title: if config.overlap { "overlap on" } else { "overlap off" },
+            steps: &run.steps,
+        })
+        .collect();
+    write_picture(&mut file, &format!("Inflight: {name}"), &panels)?;
+    file.flush()
 }
 
 /// `steps.json`, or of two runs `steps.on.json` and `steps.off.json`.

@@ -161,6 +161,11 @@ pub(crate) struct OfflineArgs {
     #[arg(long, value_name = "MODEL", requires = "constraint")]
     pub(crate) tokenizer: Option<String>,
 
+    /// Write a page that shows the steps as a picture, overlap on beside off: host, copies, device,
+    /// and why the device was idle
+    #[arg(long, value_name = "FILE")]
+    pub(crate) picture: Option<PathBuf>,
+
     #[command(flatten)]
     pub(crate) draws: DrawArgs,
 
