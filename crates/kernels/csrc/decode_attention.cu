@@ -663,7 +663,14 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
 }
 #endif
 
-KERNEL void __launch_bounds__(THREADS) decode_attention(const Params p) {
+// Left to itself the compiler spills here to keep registers for a block more.
+#if HEAD_DIM == 64 && __CUDA_ARCH__ < 900
+#define BOUNDS __launch_bounds__(THREADS, 4)
+#else
+#define BOUNDS __launch_bounds__(THREADS)
+#endif
+
+KERNEL void BOUNDS decode_attention(const Params p) {
     wait_for_earlier_kernels();
     extern __shared__ __align__(16) u8 memory[];
     Meeting& meeting = *reinterpret_cast<Meeting*>(memory + WARPS * STAGES * STAGE_BYTES);
