@@ -2,6 +2,7 @@
 
 import subprocess
 
+from inflight import TINY_MODEL, Server
 from test_page import needed
 
 # vLLM, docs/design/metrics.md and the Grafana dashboard in its examples.
@@ -39,3 +40,9 @@ def test_vllms_names_have_its_types(server):
     lines = server.request("GET", "/metrics")[2].splitlines()
     types = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
     assert {name: types.get(name) for name in VLLM_TYPES} == VLLM_TYPES
+
+
+def test_vllms_names_can_be_left_out():
+    with Server(TINY_MODEL, "--vllm-metrics", "off") as server:
+        text = server.request("GET", "/metrics")[2]
+    assert "inflight_steps_total" in text and "vllm:" not in text

@@ -161,6 +161,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub(crate) stall_timeout: u64,
 
+    /// Whether /metrics has its figures under vLLM's names too
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) vllm_metrics: Switch,
+
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 
