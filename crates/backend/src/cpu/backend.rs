@@ -355,7 +355,7 @@ impl Backend for CpuBackend {
     }
 
     fn ceilings(&self, weights: Dtype) -> Result<Ceilings, BackendError> {
-        Ok(kernels::measure_ceilings(self.device.cores(), weights))
+        kernels::measure_ceilings(self.device.cores(), weights)
     }
 
     fn rope_and_cache(

@@ -2,25 +2,34 @@
 
 use std::time::Instant;
 
+use memmap2::MmapMut;
+
 use super::{
     Cores,
     lanes::{Kernel, Lanes, dispatch},
 };
-use crate::{Ceilings, Dtype, cpu::simd::SimdLevel};
+use crate::{BackendError, Ceilings, Dtype, cpu::simd::SimdLevel};
 
 /// Floats that are read: 256 MiB, more than caches hold.
 const NUM_FLOATS: usize = 64 << 20;
+/// How far ahead floats are fetched: what keeps a memory busy, as the kernels of products do.
+const FETCHED_AHEAD: usize = 8192 / size_of::<f32>();
 /// Rounds of [`Multiply`] in one measurement: some milliseconds.
 const ROUNDS: usize = 1 << 20;
 /// The best of so many counts, since others' work only slows.
 const NUM_REPEATS: usize = 5;
 
 /// Measures with all cores; arithmetic by the instructions that suit `weights` best.
-pub(crate) fn measure_ceilings(cores: Cores<'_>, weights: Dtype) -> Ceilings {
+///
+/// # Errors
+/// There is no memory to read.
+pub(crate) fn measure_ceilings(cores: Cores<'_>, weights: Dtype) -> Result<Ceilings, BackendError> {
     let Cores { pool, simd } = cores;
     let unit = Unit::of(weights, simd);
     let num_threads = pool.num_threads();
-    let floats = vec![1.0_f32; NUM_FLOATS];
+    let memory = huge_pages(NUM_FLOATS * size_of::<f32>())?;
+    // SAFETY: a mapping is aligned to pages, as long as was asked for, and holds zeros.
+    let floats = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<f32>(), NUM_FLOATS) };
     let share = NUM_FLOATS / num_threads;
     let read_s = best_s(|| {
         pool.run(num_threads, |i| {
@@ -35,12 +44,12 @@ pub(crate) fn measure_ceilings(cores: Cores<'_>, weights: Dtype) -> Ceilings {
     });
     let num_bytes = num_threads * share * size_of::<f32>();
     let num_operations = num_threads * unit.num_operations(simd);
-    Ceilings {
+    Ok(Ceilings {
         bytes_per_s: num_bytes as f64 / read_s,
         operations_per_s: num_operations as f64 / multiply_s,
         bytes_by: "reading",
         operations_by: unit.name(),
-    }
+    })
 }
 
 /// Instructions that multiply.
@@ -143,6 +152,37 @@ mod registers {
     }
 }
 
+/// Memory as weights have it: in huge pages, where the system gives them.
+fn huge_pages(len: usize) -> Result<MmapMut, BackendError> {
+    let fail = |_| BackendError::OutOfMemory {
+        device: "cpu",
+        what: "measuring memory".to_string(),
+        bytes: len,
+    };
+    let mut memory = MmapMut::map_anon(len).map_err(fail)?;
+    #[cfg(target_os = "linux")]
+    {
+        // A system that has no huge pages goes without.
+        let _ = memory.advise(memmap2::Advice::HugePage);
+    }
+    // Pages that were never written are all the same one.
+    memory.fill(0);
+    Ok(memory)
+}
+
+/// Fetches a line of the caches. Touches no memory as far as the program can see.
+#[inline(always)]
+fn prefetch(line: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch may point anywhere, and every x86-64 processor has it.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
 fn best_s(work: impl Fn()) -> f64 {
     work(); // the first time is never the fastest
     let times = (0..NUM_REPEATS).map(|_| {
@@ -167,7 +207,9 @@ impl Kernel for Read<'_> {
         let mut sums = [l.splat(0.0); REGISTERS];
         for chunk in self.0.chunks_exact(REGISTERS * L::N) {
             for (i, sum) in sums.iter_mut().enumerate() {
-                *sum = l.add(*sum, l.load_part(&chunk[i * L::N..]));
+                let numbers = &chunk[i * L::N..];
+                prefetch(numbers.as_ptr().wrapping_add(FETCHED_AHEAD));
+                *sum = l.add(*sum, l.load_part(numbers));
             }
         }
         sums.into_iter().map(|sum| l.sum(sum)).sum()
@@ -217,7 +259,7 @@ mod tests {
         let pool = ThreadPool::new(1).unwrap();
         for weights in [Dtype::F32, Dtype::BF16, Dtype::Q4_1] {
             let cores = Cores { pool: &pool, simd: SimdLevel::detect() };
-            let ceilings = measure_ceilings(cores, weights);
+            let ceilings = measure_ceilings(cores, weights).unwrap();
             assert!((1e7..1e13).contains(&ceilings.bytes_per_s), "{ceilings:?}");
             assert!((1e7..1e14).contains(&ceilings.operations_per_s), "{ceilings:?}");
         }
