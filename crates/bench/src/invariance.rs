@@ -6,7 +6,7 @@ use inflight_backend::{Backend, philox};
 use inflight_engine::{Engine, EngineConfig, MemoryConfig, SamplingParams};
 use inflight_model::{Decoder, eval::all_logits};
 
-use crate::{BuiltInConfig, OfflineWorkload, run_offline};
+use crate::{BuiltInConfig, OfflineWorkload, RequestLengths, run_offline};
 
 /// Cut by 13, the last piece is a single token.
 const INPUT_LEN: usize = 196;
@@ -73,9 +73,7 @@ fn tokens<B: Backend>(backend: &B, setting: Setting) -> Result<Vec<Vec<u32>>> {
     let (engine, handle) = Engine::new(backend.clone(), decoder(backend)?, config)?;
     let sampled = SamplingParams { temperature: 1.0, top_p: 0.95, ..SamplingParams::default() };
     let workload = OfflineWorkload {
-        num_prompts,
-        input_len: INPUT_LEN,
-        output_len: OUTPUT_LEN,
+        lengths: vec![RequestLengths { input: INPUT_LEN, output: OUTPUT_LEN }; num_prompts],
         sampling: vec![SamplingParams::default(), sampled],
         grammar: None,
         warm_up: true,

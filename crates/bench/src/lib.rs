@@ -26,5 +26,5 @@ pub use kernels::{
     DecodePeer, KernelReport, KernelWorkload, OperatorTiming, Peer, measure_kernels,
 };
 pub use loop_check::{LoopCheck, check_loop};
-pub use offline::{OfflineRun, OfflineWorkload, run_offline};
+pub use offline::{OfflineRun, OfflineWorkload, RequestLengths, run_offline};
 pub use report::{DEVICE_BUSY_DEFINITION, HostTime, Quarter, Report, WAITS_DEFINITION};

@@ -5,7 +5,7 @@ use inflight_backend::Backend;
 use inflight_engine::{Engine, EngineConfig, MemoryConfig, SamplingParams};
 use inflight_model::Decoder;
 
-use crate::{BuiltInConfig, OfflineRun, OfflineWorkload, Report, run_offline};
+use crate::{BuiltInConfig, OfflineRun, OfflineWorkload, Report, RequestLengths, run_offline};
 
 const NUM_REQUESTS: usize = 12;
 const INPUT_LEN: usize = 40;
@@ -64,9 +64,7 @@ fn run<B: Backend>(backend: &B, overlap: bool) -> Result<OfflineRun> {
     };
     let (engine, handle) = Engine::new(backend.clone(), decoder, config)?;
     let workload = OfflineWorkload {
-        num_prompts: NUM_REQUESTS,
-        input_len: INPUT_LEN,
-        output_len: OUTPUT_LEN,
+        lengths: vec![RequestLengths { input: INPUT_LEN, output: OUTPUT_LEN }; NUM_REQUESTS],
         sampling: kinds(),
         grammar: None,
         warm_up: true,

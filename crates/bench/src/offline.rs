@@ -28,19 +28,36 @@ const WARM_UP_TOKENS: usize = 2;
 /// What the requests are. All are known before the first step, and none ends but by length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OfflineWorkload {
-    /// Requests.
-    pub num_prompts: usize,
-    /// Tokens of each prompt, drawn at random; prompts differ from each other.
-    pub input_len: usize,
-    /// Tokens that each request generates.
-    pub output_len: usize,
+    /// How long each request is; prompts are drawn at random and differ from each other.
+    pub lengths: Vec<RequestLengths>,
     /// Requests take turns with these; each adds its number to the seed. Not empty.
     pub sampling: Vec<SamplingParams>,
-    /// What each output must be; it must have no end within `output_len`. `None`: anything.
+    /// What each output must be; it must have no end within an output. `None`: anything.
     pub grammar: Option<SharedGrammar>,
     /// Whether the same prompts go through the engine first, since a device loads code when it
     /// first runs it.
     pub warm_up: bool,
+}
+
+/// Tokens of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestLengths {
+    /// Tokens of its prompt.
+    pub input: usize,
+    /// Tokens that it generates.
+    pub output: usize,
+}
+
+impl OfflineWorkload {
+    /// Tokens of all prompts.
+    pub fn num_input_tokens(&self) -> usize {
+        self.lengths.iter().map(|lengths| lengths.input).sum()
+    }
+
+    /// Tokens that all requests generate.
+    pub fn num_output_tokens(&self) -> usize {
+        self.lengths.iter().map(|lengths| lengths.output).sum()
+    }
 }
 
 /// What a run gave.
@@ -74,16 +91,16 @@ pub fn run_offline<B: Backend>(
     engine.trace_to(sender);
     if workload.warm_up {
         let running = Running { thread: spawn(engine)?, handle, records };
-        submit(&running.handle, workload, WARM_UP_TOKENS)?.wait(|| ())?;
+        submit(&running.handle, workload, Some(WARM_UP_TOKENS))?.wait(|| ())?;
         let gate = Gate::close(&running.handle)?;
         let counts = Counts::of(&running.handle);
-        let submitted = submit(&running.handle, workload, workload.output_len)?;
+        let submitted = submit(&running.handle, workload, None)?;
         let started = Instant::now();
         gate.open()?;
         return running.finish(submitted, started, counts, progress);
     }
     let counts = Counts::of(&handle);
-    let submitted = submit(&handle, workload, workload.output_len)?;
+    let submitted = submit(&handle, workload, None)?;
     let started = Instant::now();
     let running = Running { thread: spawn(engine)?, handle, records };
     running.finish(submitted, started, counts, progress)
@@ -178,17 +195,20 @@ impl Submitted {
     }
 }
 
+/// Hands all requests in; with `max_tokens` none generates more.
 fn submit(
     handle: &EngineHandle,
     workload: &OfflineWorkload,
-    output_len: usize,
+    max_tokens: Option<usize>,
 ) -> Result<Submitted> {
     let (sender, answers) = mpsc::channel();
-    let num_requests = workload.num_prompts;
-    for request in 0..num_requests {
-        let spec = spec(workload, request, output_len, handle.limits().vocab_size)?;
+    let num_requests = workload.lengths.len();
+    for (request, &lengths) in workload.lengths.iter().enumerate() {
+        let output = max_tokens.map_or(lengths.output, |most| most.min(lengths.output));
+        let lengths = RequestLengths { output, ..lengths };
+        let spec = spec(workload, request, lengths, handle.limits().vocab_size)?;
         let request_of_engine = handle.limits().validate(spec)?;
-        let tokens = Vec::with_capacity(output_len);
+        let tokens = Vec::with_capacity(output);
         let sink = Collector { request, tokens, answers: sender.clone() };
         handle.submit(request_of_engine, Box::new(sink))?;
     }
@@ -198,16 +218,16 @@ fn submit(
 fn spec(
     workload: &OfflineWorkload,
     request: usize,
-    output_len: usize,
+    lengths: RequestLengths,
     vocab_size: usize,
 ) -> Result<RequestSpec> {
     let draw = |i| (philox::uniform(request as u64, i) * vocab_size as f64) as u32;
     let mut sampling = workload.sampling[request % workload.sampling.len()].clone();
     sampling.seed = sampling.seed.wrapping_add(request as u64);
-    let input_len = u32::try_from(workload.input_len).context("the prompts are too long")?;
+    let input_len = u32::try_from(lengths.input).context("the prompts are too long")?;
     Ok(RequestSpec {
         prompt: (0..input_len).map(draw).collect(),
-        max_tokens: Some(output_len),
+        max_tokens: Some(lengths.output),
         sampling,
         grammar: workload.grammar.clone(),
         ..RequestSpec::default()

@@ -48,6 +48,10 @@ pub struct Report {
     pub device_span_s: f64,
     /// See [`WAITS_DEFINITION`].
     pub num_waits_before_launch: usize,
+    /// Mean time a step of those that computed no prompt, from the end of the step before.
+    pub decode_ms_per_step: f64,
+    /// Tokens of prompts over the time of the steps that computed prompts, a second.
+    pub prefill_tokens_per_s: f64,
     /// The steps in four parts.
     pub quarters: Vec<Quarter>,
     /// What the host did, in the order in which it does that.
@@ -96,11 +100,13 @@ impl Report {
             output_tokens_per_s: per_s(num_output_tokens),
             total_tokens_per_s: per_s(num_input_tokens + num_output_tokens),
             num_steps: steps.len(),
-            num_prefill_steps: steps.iter().filter(|s| s.num_tokens > s.num_rows).count(),
+            num_prefill_steps: steps.iter().filter(|step| has_prompts(step)).count(),
             num_lost_steps: run.num_lost_steps,
             device_busy_fraction: busy.as_secs_f64() / span.as_secs_f64().max(f64::MIN_POSITIVE),
             device_span_s: span.as_secs_f64(),
             num_waits_before_launch: num_waits(steps),
+            decode_ms_per_step: decode_ms_per_step(steps),
+            prefill_tokens_per_s: num_input_tokens as f64 / prefill_s(steps).max(f64::MIN_POSITIVE),
             quarters: quarters(steps),
             host: host_times(steps),
             bubbles_s: bubbles(steps),
@@ -124,6 +130,32 @@ fn busy(steps: &[StepRecord]) -> (Duration, Duration) {
 
 fn num_waits(steps: &[StepRecord]) -> usize {
     steps.windows(2).filter(|pair| pair[0].blocked.start < pair[1].launch.start).count()
+}
+
+fn has_prompts(step: &StepRecord) -> bool {
+    step.num_tokens > step.num_rows
+}
+
+/// Each step, and the time from the end of the one before.
+fn paces(steps: &[StepRecord]) -> impl Iterator<Item = (&StepRecord, Duration)> {
+    let mut before = steps.first().map_or(Duration::ZERO, |step| step.compute.start);
+    steps.iter().map(move |step| {
+        let pace = step.compute.end.saturating_sub(before);
+        before = step.compute.end;
+        (step, pace)
+    })
+}
+
+/// 0 of none.
+fn decode_ms_per_step(steps: &[StepRecord]) -> f64 {
+    let paces = paces(steps).filter(|(step, _)| !has_prompts(step)).map(|(_, pace)| pace);
+    let (sum, count) = paces.fold((Duration::ZERO, 0), |(sum, n), pace| (sum + pace, n + 1));
+    sum.as_secs_f64() * 1e3 / f64::from(count.max(1))
+}
+
+fn prefill_s(steps: &[StepRecord]) -> f64 {
+    let paces = paces(steps).filter(|(step, _)| has_prompts(step)).map(|(_, pace)| pace);
+    paces.sum::<Duration>().as_secs_f64()
 }
 
 fn quarters(steps: &[StepRecord]) -> Vec<Quarter> {
@@ -204,6 +236,8 @@ impl fmt::Display for Report {
         }
         let medians = self.quarters.iter().map(|q| format!("{:.3}", q.median_ms_per_step));
         let means = self.quarters.iter().map(|q| format!("{:.3}", q.ms_per_step));
+        writeln!(f, "decode           {:.3} ms a step, mean", self.decode_ms_per_step)?;
+        writeln!(f, "prefill          {:.1} tokens/s", self.prefill_tokens_per_s)?;
         writeln!(f, "ms a step        {} by quarter", means.collect::<Vec<_>>().join("  "))?;
         writeln!(f, "  median         {}", medians.collect::<Vec<_>>().join("  "))?;
         let (busy, span) = (self.device_busy_fraction * 100.0, self.device_span_s);
@@ -257,6 +291,9 @@ mod tests {
         assert_eq!(report.num_waits_before_launch, 1);
         let paces: Vec<f64> = report.quarters.iter().map(|q| q.ms_per_step).collect();
         assert_eq!(paces, [10.0, 10.0, 10.0, 20.0]);
+        // Steps 2 to 4 end 10, 10 and 20 ms after the one before; step 1 takes 10 for 16 tokens.
+        assert!((report.decode_ms_per_step - 40.0 / 3.0).abs() < 1e-9);
+        assert!((report.prefill_tokens_per_s - 1600.0).abs() < 1e-9);
         assert_eq!(report.bubbles_s, BTreeMap::from([(Cause::HostLaunches, 0.01)]));
         let launch = report.host.iter().find(|time| time.phase == "launch").unwrap();
         assert_eq!((launch.median_us, launch.p99_us), (1000.0, 15000.0));

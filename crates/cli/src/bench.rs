@@ -1,14 +1,15 @@
 //! `inflight bench`: measure an engine in this process.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use inflight_backend::Backend;
 use inflight_bench::{
-    BuiltInConfig, DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, WAITS_DEFINITION,
-    run_offline,
+    BuiltInConfig, DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, RequestLengths,
+    WAITS_DEFINITION, run_offline,
 };
 use inflight_engine::{EngineConfig, SamplingParams};
 use inflight_model::ModelFiles;
@@ -119,19 +120,12 @@ impl<'a> Experiment<'a> {
         let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
         let mut engine_args = args.engine.clone();
         engine_args.memory = engine_args.memory.measured();
+        let lengths = request_lengths(args)?;
         if engine_args.max_model_len.is_none() {
-            let len = args.input_len.saturating_add(args.output_len.get());
-            let most = files.config.max_position;
-            ensure!(
-                len.get() <= most,
-                "--input-len and --output-len are {len} tokens together; {name} was made for {most}"
-            );
-            engine_args.max_model_len = Some(len);
+            engine_args.max_model_len = Some(longest(&lengths, &name, files.config.max_position)?);
         }
         let workload = OfflineWorkload {
-            num_prompts: args.num_prompts.get(),
-            input_len: args.input_len.get(),
-            output_len: args.output_len.get(),
+            lengths,
             sampling: vec![sampling(args)],
             grammar: bench_constraint::grammar(args, &files)?,
             warm_up: !args.no_warm_up,
@@ -142,7 +136,7 @@ impl<'a> Experiment<'a> {
 
     /// Measures once.
     fn run(&self, overlap: bool) -> Result<Measured> {
-        let num_requests = self.workload.num_prompts;
+        let num_requests = self.workload.lengths.len();
         // One request more holds the others back until all are there.
         let workload =
             Workload { num_requests: Some(num_requests), max_queue: num_requests + 1, overlap };
@@ -165,9 +159,10 @@ impl<'a> Experiment<'a> {
             "model": self.name,
             "device": runs.first().map(|measured| &measured.device),
             "workload": {
-                "num_prompts": self.workload.num_prompts,
-                "input_len": self.workload.input_len,
-                "output_len": self.workload.output_len,
+                "num_prompts": self.workload.lengths.len(),
+                "num_input_tokens": self.workload.num_input_tokens(),
+                "num_output_tokens": self.workload.num_output_tokens(),
+                "lengths": self.args.lengths,
                 "warm_up": self.workload.warm_up,
                 "constraint": self.args.constraint.map(|_| "json"),
                 "temperature": draws.temperature,
@@ -212,13 +207,40 @@ impl UseEngine for Measure<'_> {
     fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Measured> {
         let Assembled { mut engine, handle, config, device, summary } = assembled;
         engine.set_policy(resolve_policy(self.policy, config.max_num_seqs)?)?;
-        let OfflineWorkload { num_prompts, input_len, output_len, .. } = *self.workload;
-        let bar = TokenBar::new(num_prompts.saturating_mul(output_len) as u64, self.no_progress);
+        let bar = TokenBar::new(self.workload.num_output_tokens() as u64, self.no_progress);
         let run = run_offline(engine, handle, self.workload, &mut |done| bar.show(done))?;
         bar.finish();
-        let report = Report::new(&run, config.overlap, num_prompts.saturating_mul(input_len));
+        let report = Report::new(&run, config.overlap, self.workload.num_input_tokens());
         Ok(Measured { run, report, config, device, summary })
     }
+}
+
+/// How long every request is.
+fn request_lengths(args: &OfflineArgs) -> Result<Vec<RequestLengths>> {
+    let Some(path) = &args.lengths else {
+        let (input, output) = (args.input_len.get(), args.output_len.get());
+        return Ok(vec![RequestLengths { input, output }; args.num_prompts.get()]);
+    };
+    let text = fs::read_to_string(path).with_context(|| format!("--lengths {}", path.display()))?;
+    let pairs: Vec<[NonZeroUsize; 2]> = serde_json::from_str(&text)
+        .with_context(|| format!("--lengths {}: no list of pairs [in, out]", path.display()))?;
+    ensure!(!pairs.is_empty(), "--lengths {}: an empty list", path.display());
+    let of_pair = |[input, output]: [NonZeroUsize; 2]| RequestLengths {
+        input: input.get(),
+        output: output.get(),
+    };
+    Ok(pairs.into_iter().map(of_pair).collect())
+}
+
+/// The most tokens that a request has, which are at most `most`.
+fn longest(lengths: &[RequestLengths], model: &str, most: usize) -> Result<NonZeroUsize> {
+    let tokens = lengths.iter().map(|lengths| lengths.input.saturating_add(lengths.output));
+    let len = tokens.max().and_then(NonZeroUsize::new).context("no requests")?;
+    ensure!(
+        len.get() <= most,
+        "a request is {len} tokens long, prompt and output; {model} was made for {most}"
+    );
+    Ok(len)
 }
 
 pub(crate) fn engine_json(config: &EngineConfig) -> Value {
@@ -283,7 +305,10 @@ fn trace_path(path: &Path, overlap: bool, is_one_of_two: bool) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::args::{Cli, Command};
 
     #[test]
     fn two_timelines_have_two_names() {
@@ -294,5 +319,30 @@ mod tests {
         check("a/steps.json", true, true, "a/steps.on.json");
         check("a/steps.json", false, true, "a/steps.off.json");
         check("steps", false, true, "steps.off");
+    }
+
+    #[test]
+    fn requests_that_differ_in_length() {
+        let path = std::env::temp_dir().join(format!("lengths-{}.json", std::process::id()));
+        let read = |text: &str| {
+            fs::write(&path, text).unwrap();
+            let file = path.to_str().unwrap();
+            let arguments = ["inflight", "bench", "offline", "--lengths", file];
+            let Command::Bench(args) = Cli::try_parse_from(arguments).unwrap().command else {
+                panic!("another command")
+            };
+            let BenchCommand::Offline(args) = args.command else { panic!("another experiment") };
+            request_lengths(&args)
+        };
+        let lengths = read("[[151, 368], [117, 1]]").unwrap();
+        let expected =
+            [(151, 368), (117, 1)].map(|(input, output)| RequestLengths { input, output });
+        assert_eq!(lengths, expected);
+        assert_eq!(longest(&lengths, "m", 519).unwrap().get(), 519);
+        assert!(longest(&lengths, "m", 518).unwrap_err().to_string().contains("519"));
+        for wrong in ["[]", "[[1, 0]]", "[[1]]", "{}", "[[1, 2"] {
+            assert!(read(wrong).unwrap_err().to_string().contains("--lengths"), "{wrong}");
+        }
+        fs::remove_file(path).unwrap();
     }
 }

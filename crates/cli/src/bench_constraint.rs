@@ -9,7 +9,6 @@ use serde_json::json;
 use crate::args::{ConstraintChoice, OfflineArgs};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
-use crate::start::open;
 use crate::text::load_tokenizer;
 
 /// The grammar that was asked for, for the model in `files`.
@@ -19,7 +18,7 @@ pub(crate) fn grammar(args: &OfflineArgs, files: &ModelFiles) -> Result<Option<S
         Some(model) => {
             let show_progress = is_watched(args.engine.no_progress);
             let model = ModelArgument::parse(model)?.fetch(show_progress)?;
-            load_tokenizer(&open(&model, &args.engine)?)
+            load_tokenizer(&ModelFiles::dummy(&model.path, 0)?)
         }
         None => load_tokenizer(files),
     };

@@ -166,10 +166,19 @@ pub(crate) fn resolve_on_cpu(
     let block_bytes = bytes_per_block(&engine, model, kv_dtype);
     give_swap_space(&mut engine, swap_bytes, block_bytes);
     let num_threads = args.threads.map_or(machine.num_cores, |threads| threads.get() as usize);
-    Ok(OnCpu {
-        cpu: CpuConfig { num_threads, kv_dtype, weights, simd: SimdLevel::detect() },
-        engine,
-    })
+    let simd = resolve_simd(args)?;
+    Ok(OnCpu { cpu: CpuConfig { num_threads, kv_dtype, weights, simd }, engine })
+}
+
+fn resolve_simd(args: &EngineArgs) -> Result<SimdLevel> {
+    let Some(choice) = args.simd else { return Ok(SimdLevel::detect()) };
+    let level = SimdLevel::from(choice);
+    let most = SimdLevel::detect();
+    ensure!(
+        level.is_available(),
+        "--simd: this processor has not got what {level:?} needs; it has {most:?}"
+    );
+    Ok(level)
 }
 
 /// Resolves `args` for a command, a model and a GPU.
@@ -179,6 +188,7 @@ pub(crate) fn resolve_on_gpu(
     model: &ModelConfig,
 ) -> Result<OnGpu> {
     ensure!(args.threads.is_none(), "--threads is for CPUs, but a GPU computes (see --device)");
+    ensure!(args.simd.is_none(), "--simd is for CPUs, but a GPU computes (see --device)");
     ensure!(
         args.dtype == WeightDtype::Auto,
         "--dtype f32 is for CPUs; GPUs compute with bf16 weights (see --device)"
@@ -357,9 +367,9 @@ mod tests {
     fn flags_overrule() {
         let flags = "--overlap off --max-model-len 100 --max-num-seqs 4 \
             --max-num-batched-tokens 32 --block-size 8 \
-            --kv-cache-dtype f32 --dtype f32 --threads 2 --max-queue 0";
+            --kv-cache-dtype f32 --dtype f32 --threads 2 --simd plain --max-queue 0";
         let OnCpu { cpu, engine } = resolved(flags).unwrap();
-        assert_eq!(cpu.num_threads, 2);
+        assert_eq!((cpu.num_threads, cpu.simd), (2, SimdLevel::Plain));
         assert_eq!((cpu.kv_dtype, cpu.weights), (KvDtype::F32, WeightPrecision::F32));
         let expected = EngineConfig {
             overlap: false,
@@ -477,6 +487,7 @@ mod tests {
             assert!(error.contains(flag), "{error}");
         };
         check(on_gpu("--threads 2").err(), "--threads");
+        check(on_gpu("--simd plain").err(), "--simd");
         check(on_gpu("--dtype f32").err(), "--dtype");
         check(on_gpu("--kv-cache-dtype f16").err(), "--kv-cache-dtype");
         for utilization in ["0", "1.01", "nan"] {

@@ -135,6 +135,11 @@ pub(crate) struct OfflineArgs {
     #[arg(long, default_value = "256", value_name = "TOKENS")]
     pub(crate) output_len: NonZeroUsize,
 
+    /// File with the requests' lengths, a JSON list of pairs [tokens in, tokens out], instead
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["num_prompts", "input_len", "output_len"])]
+    pub(crate) lengths: Option<PathBuf>,
+
     /// Plan and launch the next batch while the current one computes; both measures with and
     /// without, and compares their tokens
     #[arg(long, value_enum, default_value_t = OverlapChoice::On)]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use inflight_backend::SimdLevel;
 
 use super::memory::MemoryArgs;
 
@@ -83,6 +84,10 @@ pub(crate) struct EngineArgs {
     /// Threads that compute, on CPUs only [default: all cores]
     #[arg(long, value_name = "THREADS")]
     pub(crate) threads: Option<NonZeroU32>,
+
+    /// The widest vector instructions to compute with, on CPUs only [default: the widest there are]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    pub(crate) simd: Option<SimdChoice>,
 
     /// Launch each operator by itself instead of replaying CUDA graphs: starts sooner, steps take
     /// the host longer; on GPUs only
@@ -206,6 +211,30 @@ mod tests {
         check("cuda:3", Some(DeviceChoice::Cuda(3)));
         for wrong in ["", "gpu", "cuda:", "cuda:-1", "cpu:0", "cuda0"] {
             check(wrong, None);
+        }
+    }
+}
+
+/// The names of [`SimdLevel`]s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SimdChoice {
+    /// None beyond what every processor of the kind has.
+    Plain,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512, with VNNI and bf16 where the processor has them.
+    Avx512,
+    /// AMX's tiles, for weights in bf16.
+    Amx,
+}
+
+impl From<SimdChoice> for SimdLevel {
+    fn from(choice: SimdChoice) -> Self {
+        match choice {
+            SimdChoice::Plain => Self::Plain,
+            SimdChoice::Avx2 => Self::Avx2,
+            SimdChoice::Avx512 => Self::Avx512,
+            SimdChoice::Amx => Self::Amx,
         }
     }
 }
