@@ -36,8 +36,16 @@ const fn groups<F: Format>() -> [TileKernel; 4] {
     [group_tile::<F, 1>, group_tile::<F, 2>, group_tile::<F, 3>, group_tile::<F, 4>]
 }
 
-const fn numbers<N: Number>() -> [TileKernel; 4] {
-    [number_tile::<N, 1>, number_tile::<N, 2>, number_tile::<N, 3>, number_tile::<N, 4>]
+/// Twelve registers of sums, two of weights and one of an activation are all but one of 16.
+const fn numbers<N: Number>() -> [TileKernel; 6] {
+    [
+        number_tile::<N, 1>,
+        number_tile::<N, 2>,
+        number_tile::<N, 3>,
+        number_tile::<N, 4>,
+        number_tile::<N, 5>,
+        number_tile::<N, 6>,
+    ]
 }
 
 /// Quantised weights times quantised activations.
@@ -229,17 +237,17 @@ fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
         unsafe {
             let weights = weights.add(k * column_bytes);
             prefetch(weights, 2 * column_bytes);
-            let halves = [0, 1].map(|half| N::pair(weights, half));
-            add_column(&mut sums, [halves[0][0], halves[1][0]], x.add(k * ROWS));
-            add_column(&mut sums, [halves[0][1], halves[1][1]], x.add((k + 1) * ROWS));
+            let (low, high) = (N::pair(weights, 0), N::pair(weights, 1));
+            add_column(&mut sums, [low[0], high[0]], x.add(k * ROWS));
+            add_column(&mut sums, [low[1], high[1]], x.add((k + 1) * ROWS));
         }
     }
     if tile.num_steps % 2 == 1 {
         let k = tile.num_steps - 1;
         // SAFETY: as above.
         unsafe {
-            let column = [0, 1].map(|half| N::last(weights.add(k * column_bytes), half));
-            add_column(&mut sums, column, x.add(k * ROWS));
+            let weights = weights.add(k * column_bytes);
+            add_column(&mut sums, [N::last(weights, 0), N::last(weights, 1)], x.add(k * ROWS));
         }
     }
     write(tile, sums);
@@ -249,6 +257,7 @@ fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
 ///
 /// # Safety
 /// `x` points to `ROWS` numbers.
+#[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn add_column<const ROWS: usize>(
     sums: &mut [[__m256; 2]; ROWS],
@@ -263,14 +272,17 @@ unsafe fn add_column<const ROWS: usize>(
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx2")]
 fn write<const ROWS: usize>(tile: &Tile<'_>, sums: [[__m256; 2]; ROWS]) {
-    for (row, halves) in sums.into_iter().enumerate() {
+    // By index, so that the sums stay in registers.
+    #[allow(clippy::needless_range_loop)]
+    for row in 0..ROWS {
         let mut lanes = [0.0_f32; PANEL_ROWS];
         // SAFETY: both halves fit; the kernel's caller keeps everybody else off the tile.
         unsafe {
-            _mm256_storeu_ps(lanes.as_mut_ptr(), halves[0]);
-            _mm256_storeu_ps(lanes.as_mut_ptr().add(HALF), halves[1]);
+            _mm256_storeu_ps(lanes.as_mut_ptr(), sums[row][0]);
+            _mm256_storeu_ps(lanes.as_mut_ptr().add(HALF), sums[row][1]);
             tile.out.write(row, lanes);
         }
     }
@@ -300,13 +312,15 @@ struct Bf16;
 impl Number for F32 {
     const DTYPE: Dtype = Dtype::F32;
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
     unsafe fn pair(weights: *const u8, half: usize) -> [__m256; 2] {
         // SAFETY: the caller's promise.
         unsafe { [Self::last(weights, half), Self::last(weights.add(64), half)] }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
     unsafe fn last(weights: *const u8, half: usize) -> __m256 {
         // SAFETY: the caller's promise.
         unsafe { _mm256_loadu_ps(weights.add(half * 32).cast()) }
@@ -316,13 +330,15 @@ impl Number for F32 {
 impl Number for F16 {
     const DTYPE: Dtype = Dtype::F16;
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
     unsafe fn pair(weights: *const u8, half: usize) -> [__m256; 2] {
         // SAFETY: the caller's promise.
         unsafe { [Self::last(weights, half), Self::last(weights.add(32), half)] }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
     unsafe fn last(weights: *const u8, half: usize) -> __m256 {
         // SAFETY: the caller's promise.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(weights.add(half * 16).cast())) }
@@ -333,17 +349,19 @@ impl Number for Bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 
     /// A bf16 is the upper half of an f32.
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
     unsafe fn pair(weights: *const u8, half: usize) -> [__m256; 2] {
         // SAFETY: the caller's promise.
         unsafe {
             let words = _mm256_loadu_si256(weights.add(half * 32).cast());
             let upper = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
-            [_mm256_slli_epi32::<16>(words), upper].map(|bits| _mm256_castsi256_ps(bits))
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(upper)]
         }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
     unsafe fn last(weights: *const u8, half: usize) -> __m256 {
         // SAFETY: the caller's promise; the column that is missing is there as zeros.
         unsafe { Self::pair(weights, half)[0] }

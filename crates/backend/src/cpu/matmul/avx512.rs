@@ -287,13 +287,15 @@ struct Bf16;
 impl Number for F32 {
     const DTYPE: Dtype = Dtype::F32;
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
     unsafe fn pair(weights: *const u8) -> [__m512; 2] {
         // SAFETY: the caller's promise.
         unsafe { [Self::last(weights), Self::last(weights.add(64))] }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
     unsafe fn last(weights: *const u8) -> __m512 {
         // SAFETY: the caller's promise.
         unsafe { _mm512_loadu_ps(weights.cast()) }
@@ -303,13 +305,15 @@ impl Number for F32 {
 impl Number for F16 {
     const DTYPE: Dtype = Dtype::F16;
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
     unsafe fn pair(weights: *const u8) -> [__m512; 2] {
         // SAFETY: the caller's promise.
         unsafe { [Self::last(weights), Self::last(weights.add(32))] }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
     unsafe fn last(weights: *const u8) -> __m512 {
         // SAFETY: the caller's promise.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(weights.cast())) }
@@ -320,17 +324,19 @@ impl Number for Bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 
     /// A bf16 is the upper half of an f32.
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
     unsafe fn pair(weights: *const u8) -> [__m512; 2] {
         // SAFETY: the caller's promise.
         unsafe {
             let words = _mm512_loadu_si512(weights.cast());
             let upper = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
-            [_mm512_slli_epi32::<16>(words), upper].map(|bits| _mm512_castsi512_ps(bits))
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(upper)]
         }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
     unsafe fn last(weights: *const u8) -> __m512 {
         // SAFETY: the caller's promise; the column that is missing is there as zeros.
         unsafe { Self::pair(weights)[0] }
