@@ -65,23 +65,23 @@ class Server:
     def output(self):
         return "".join(self.lines)
 
-    def client(self):
+    def client(self, key="unused"):
         from openai import OpenAI
 
-        return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=300)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
 
-    def anthropic(self):
+    def anthropic(self, key="unused"):
         from anthropic import Anthropic
 
-        return Anthropic(base_url=self.url, api_key="unused", max_retries=0, timeout=300)
+        return Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=300)
 
-    def request(self, method, path, body=None, raw=None):
+    def request(self, method, path, body=None, raw=None, headers=None):
         """Status, headers and body of one plain HTTP exchange; `raw` sends bytes as they are."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             data = raw if raw is not None else None if body is None else json.dumps(body)
-            headers = {} if data is None else {"Content-Type": "application/json"}
-            connection.request(method, path, data, headers)
+            content = {} if data is None else {"Content-Type": "application/json"}
+            connection.request(method, path, data, content | (headers or {}))
             response = connection.getresponse()
             text = response.read().decode()
         finally:

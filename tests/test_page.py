@@ -9,6 +9,7 @@ import re
 import shutil
 
 import pytest
+from inflight import TINY_MODEL, Server
 from playwright.sync_api import expect, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -126,3 +127,28 @@ def test_views_are_reached_by_keyboard(page):
     expect(page.locator("#tab-dashboard")).to_be_focused()
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#prompt")).to_be_visible()
+
+
+def test_the_page_asks_for_a_key_that_the_server_wants(browser):
+    with Server(TINY_MODEL, "--api-key", "sk-page") as guarded:
+        page = browser.new_page()
+        page.goto(guarded.url)
+        expect(page.locator("#key")).to_be_visible()
+        page.fill("#api_key", "sk-wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key_refused")).to_have_text("refused")
+        page.fill("#api_key", "sk-page")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key")).to_be_hidden()
+        expect(page.locator("#model")).not_to_be_empty()
+        set_parameters(page, max_tokens=2)
+        page.fill("#prompt", "a")
+        page.click("#send")
+        expect(page.locator(".message.assistant .facts")).to_have_count(1, timeout=60_000)
+        page.click("#tab-dashboard")
+        expect(page.locator("#generated")).not_to_have_text("0", timeout=10_000)
+        # It lives as long as the tab, and in no cookie.
+        page.reload()
+        expect(page.locator("#model")).not_to_be_empty()
+        assert page.context.cookies() == []
+        page.close()

@@ -15,6 +15,7 @@ use clap::Parser;
 
 use crate::args::{Cli, Command};
 
+mod access;
 mod answer;
 mod args;
 mod assembly;

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use inflight_server::{ServerConfig, ServerState, ToolFormat};
 use tokio::net::TcpSocket;
 
+use crate::access;
 use crate::args::{OrderChoice, ReasoningParser, ServeArgs, Switch, ToolCallParser};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
@@ -19,15 +20,17 @@ use crate::start::{Running, start};
 const MAX_WAITING_CONNECTIONS: u32 = 1024;
 
 pub(crate) fn serve(args: ServeArgs) -> Result<()> {
-    // Before the model is loaded: a port that is taken should not cost minutes.
+    // Before the model is loaded: a port that is taken or a wrong key should not cost minutes.
     let socket = bind(&args.host, args.port)?;
+    let mut config = ServerConfig::new(&args.model);
+    access::apply(&args.access, &mut config)?;
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
     let workload = Workload::serving(args.max_queue, args.steps.overlap == Switch::On);
     let running = start(&model, &args.engine, &args.steps, &args.policy, workload)?;
-    let mut config = ServerConfig::new(model.name);
-    if !args.served_model_name.is_empty() {
-        config.model_names = args.served_model_name;
-    }
+    config.model_names = match args.served_model_name.is_empty() {
+        true => vec![model.name],
+        false => args.served_model_name,
+    };
     config.tool_format = tool_format(args.tool_call_parser);
     config.splits_reasoning = args.reasoning_parser == ReasoningParser::Auto;
     config.limits_queue_time = args.policy.max_queue_time_ms.is_some();
@@ -73,6 +76,9 @@ async fn listen(socket: TcpSocket, running: &Running, config: ServerConfig) -> R
     let listener = socket.listen(MAX_WAITING_CONNECTIONS).context("cannot listen")?;
     let mut summary = running.summary.clone();
     summary.push("names", config.model_names.join(", "));
+    let num_keys = config.keys.all().len();
+    let open = || "none, everybody may ask (--api-key)".to_owned();
+    summary.push("API keys", if num_keys == 0 { open() } else { num_keys.to_string() });
     summary.push("address", format!("http://{}", listener.local_addr()?));
     eprint!("{summary}");
 

@@ -259,6 +259,16 @@ impl ValidRequest {
         self.max_tokens
     }
 
+    /// On whose behalf it comes.
+    pub fn tenant(&self) -> &Tenant {
+        &self.spec.tenant
+    }
+
+    /// How long its answer may take.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.spec.timeout
+    }
+
     /// The same as another output of an earlier request, whose prompt it shares.
     #[must_use]
     pub fn sharing_prompt_of(mut self, leader: Option<RequestId>) -> Self {

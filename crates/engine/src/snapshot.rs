@@ -1,6 +1,6 @@
 //! The engine at one moment, for people who look.
 
-use inflight_scheduler::{Scheduler, SequenceView};
+use inflight_scheduler::{Scheduler, SequenceView, Tenant};
 
 use crate::RequestId;
 
@@ -24,6 +24,8 @@ pub struct EngineSnapshot {
 pub struct RequestSnapshot {
     /// Its name.
     pub id: RequestId,
+    /// On whose behalf it came.
+    pub tenant: Tenant,
     /// Whether it was admitted; otherwise it waits.
     pub is_running: bool,
     /// Tokens of its prompt.
@@ -51,7 +53,7 @@ impl EngineSnapshot {
 
 impl From<SequenceView> for RequestSnapshot {
     fn from(view: SequenceView) -> Self {
-        let SequenceView { id, is_running, prompt_len, len, num_computed, blocks } = view;
-        Self { id: RequestId(id.0), is_running, prompt_len, len, num_computed, blocks }
+        let SequenceView { id, tenant, is_running, prompt_len, len, num_computed, blocks } = view;
+        Self { id: RequestId(id.0), tenant, is_running, prompt_len, len, num_computed, blocks }
     }
 }

@@ -104,6 +104,11 @@ impl Accounts {
         id
     }
 
+    /// Whose account it is.
+    pub(crate) fn tenant(&self, id: AccountId) -> &Tenant {
+        &self.accounts[id.0 as usize].tenant
+    }
+
     /// Counts a sequence that has ended. The account stays while the tenant is ahead of others.
     pub(crate) fn close(&mut self, id: AccountId) {
         let level = self.level();

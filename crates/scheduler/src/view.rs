@@ -1,14 +1,16 @@
 //! A look at the sequences, for people.
 
-use crate::SequenceId;
 use crate::scheduler::Scheduler;
 use crate::sequence::Phase;
+use crate::{SequenceId, Tenant};
 
 /// One sequence at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequenceView {
     /// Its name.
     pub id: SequenceId,
+    /// On whose behalf it runs.
+    pub tenant: Tenant,
     /// Whether it has blocks and gets rows; otherwise it waits.
     pub is_running: bool,
     /// Tokens of the prompt.
@@ -29,6 +31,7 @@ impl Scheduler {
         sequences.sort_by_key(|(_, sequence)| sequence.arrival);
         let view = |(id, sequence): (&SequenceId, &crate::sequence::Sequence)| SequenceView {
             id: *id,
+            tenant: self.accounts.tenant(sequence.account).clone(),
             is_running: !matches!(sequence.phase, Phase::Waiting),
             prompt_len: sequence.prompt_len,
             len: sequence.len(),

@@ -41,10 +41,24 @@ pub(crate) enum ApiError {
     QueueFull { max_outstanding: usize, retry_after_s: u64 },
     #[error("the request waited in the queue for longer than the server allows; try again later")]
     QueueTimeout { retry_after_s: u64 },
-    #[error("the time that the request allowed, `timeout_ms`, was up before it was answered")]
+    #[error(
+        "the time that the request (`timeout_ms`) or this server allows was up before it was answered"
+    )]
     DeadlineExceeded,
     #[error("too many schemas and grammars are being compiled; try again later")]
     CompilersBusy,
+    #[error(
+        "no API key was given; send it in the header `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    )]
+    KeyMissing,
+    #[error("the API key is not one of this server's")]
+    KeyUnknown,
+    #[error("{path} needs an administrator's API key")]
+    AdminsOnly { path: String },
+    #[error("the API key's limit of {limit} is reached; try again in {retry_after_s} s")]
+    RateLimited { limit: String, retry_after_s: u64 },
+    #[error("the request's body did not arrive in time")]
+    BodyTimeout,
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the engine has stopped")]
@@ -61,6 +75,11 @@ pub(crate) type Rename = fn(&'static str) -> &'static str;
 impl ApiError {
     pub(crate) fn invalid(param: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Invalid { param: param.into(), reason: reason.into() }
+    }
+
+    /// Our own fault. What it was is for the log, not for clients.
+    pub(crate) fn internal() -> Self {
+        Self::Internal("the server failed; its log says how".to_owned())
     }
 
     pub(crate) fn unsupported(param: impl Into<String>, reason: impl Into<String>) -> Self {
@@ -105,7 +124,12 @@ impl ApiError {
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::ContentType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::QueueFull { .. } | Self::CompilersBusy => StatusCode::TOO_MANY_REQUESTS,
+            Self::KeyMissing | Self::KeyUnknown => StatusCode::UNAUTHORIZED,
+            Self::AdminsOnly { .. } => StatusCode::FORBIDDEN,
+            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::QueueFull { .. } | Self::CompilersBusy | Self::RateLimited { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::QueueTimeout { .. }
             | Self::ShuttingDown
             | Self::EngineStopped
@@ -117,9 +141,11 @@ impl ApiError {
 
     fn kind(&self) -> &'static str {
         match self.status().as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            408 | 504 => "timeout_error",
             429 => "rate_limit_error",
             503 => "service_unavailable_error",
-            504 => "timeout_error",
             500 => "server_error",
             _ => "invalid_request_error",
         }
@@ -143,6 +169,10 @@ impl ApiError {
             Self::DeadlineExceeded => Some("deadline_exceeded"),
             Self::CompilersBusy => Some("compilers_busy"),
             Self::Stalled { .. } => Some("stalled"),
+            Self::KeyMissing | Self::KeyUnknown => Some("invalid_api_key"),
+            Self::AdminsOnly { .. } => Some("admins_only"),
+            Self::RateLimited { .. } => Some("rate_limit_exceeded"),
+            Self::BodyTimeout => Some("body_timeout"),
             Self::ShuttingDown | Self::EngineStopped | Self::Internal(_) => None,
         }
     }
@@ -195,8 +225,10 @@ impl From<GenerationError> for ApiError {
             GenerationError::ShuttingDown => Self::ShuttingDown,
             GenerationError::DeadlineExceeded => Self::DeadlineExceeded,
             GenerationError::QueueTimeout { retry_after_s } => Self::QueueTimeout { retry_after_s },
-            GenerationError::Failed(_) | GenerationError::TooSlow => {
-                Self::Internal(error.to_string())
+            GenerationError::TooSlow => Self::Internal(error.to_string()),
+            GenerationError::Failed(reason) => {
+                tracing::error!(reason, "a request failed in the engine");
+                Self::Internal("the engine failed; the server's log says how".to_owned())
             }
         }
     }
@@ -205,8 +237,17 @@ impl From<GenerationError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
-        if let Self::QueueFull { retry_after_s, .. } | Self::QueueTimeout { retry_after_s } = self {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+        let headers = response.headers_mut();
+        match self {
+            Self::QueueFull { retry_after_s, .. }
+            | Self::QueueTimeout { retry_after_s }
+            | Self::RateLimited { retry_after_s, .. } => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+            }
+            Self::KeyMissing | Self::KeyUnknown => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
         }
         response
     }

@@ -50,7 +50,7 @@ pub(crate) enum GenerationError {
     TooSlow,
     #[error("the server is shutting down")]
     ShuttingDown,
-    #[error("the request's time, `timeout_ms`, was up before its answer was complete")]
+    #[error("the request's time was up before its answer was complete")]
     DeadlineExceeded,
     #[error("the request waited in the queue for longer than the server allows")]
     QueueTimeout { retry_after_s: u64 },
@@ -103,8 +103,9 @@ pub(crate) type Deltas =
 /// The first sequence that is invalid, refused, or lapses in the queue.
 pub(crate) async fn start(
     state: &ServerState,
-    specs: Vec<SequenceSpec>,
+    mut specs: Vec<SequenceSpec>,
 ) -> Result<Deltas, StartError> {
+    specs.iter_mut().for_each(|spec| put_on_account(state, &mut spec.request));
     let has_timeout = specs.iter().any(|spec| spec.request.timeout.is_some());
     let mut deltas = submit_all(state, specs)?;
     if has_timeout || state.config().limits_queue_time {
@@ -114,6 +115,15 @@ pub(crate) async fn start(
         }
     }
     Ok(deltas)
+}
+
+/// Whoever has a key of a name is served under that name, and for no longer than the server allows.
+pub(crate) fn put_on_account(state: &ServerState, request: &mut RequestSpec) {
+    if let Some(tenant) = state.caller().tenant() {
+        request.tenant = tenant;
+    }
+    let limit = state.config().request_timeout;
+    request.timeout = request.timeout.into_iter().chain(limit).min();
 }
 
 fn submit_all(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Deltas, StartError> {
@@ -133,6 +143,7 @@ fn submit_all(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Deltas, S
         let mut sequence = Sequence::submit(state, request.sharing_prompt_of(leader), text)?;
         sequence.counts_prompt = leader.is_none();
         if leader.is_none() {
+            state.caller().spend_prompt(prompt.len());
             first = sequence.request.id.map(|id| (prompt, id));
         }
         let numbered = move |sequence: Sequence| async move {
@@ -252,6 +263,7 @@ impl Sequence {
     fn take_token(&mut self, update: TokenUpdate) {
         self.pending.num_tokens += 1;
         self.clock.token();
+        self.state.caller().spend_generated();
         if std::mem::take(&mut self.counts_prompt) {
             self.pending.num_cached_tokens = update.num_cached_tokens;
         }

@@ -9,7 +9,7 @@
 //! share), `error`, `request` (what a body says), `text_stream` (one sequence's tokens to text),
 //! `generation` (a request's sequences, as a stream of text deltas), `output` (thoughts and tool
 //! calls in a text), `chat` (conversations and their answers), `pooling` (states instead
-//! of tokens), `sse` (a response as events),
+//! of tokens), `sse` (a response as events), `access` (who may ask),
 //! `openai` and `anthropic` (their endpoints), `tokenize`, `health`, `observe` (metrics,
 //! timelines), `web` (the page at `/`), [`serve`](serve()) (routes, listening, shutting down).
 //!
@@ -18,6 +18,7 @@
 //! Invariant: streamed text concatenated equals the text that is not streamed, byte for byte.
 //! Invariant: whoever goes away has all sequences aborted; nothing else keeps them running.
 
+mod access;
 mod anthropic;
 mod chat;
 mod engine;
@@ -40,6 +41,7 @@ mod tokenize;
 mod usage;
 mod web;
 
+pub use access::{ApiKey, ApiKeys, CorsOrigins, KeyError, KeyLimits};
 pub use engine::{EngineAlive, EngineClient, Generate};
 pub use output::ToolFormat;
 pub use serve::{router, serve};

@@ -13,6 +13,8 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     if num_bytes <= INLINE_BYTES {
         return Ok(work());
     }
-    let failed = |error| ApiError::Internal(format!("encoding failed: {error}"));
-    tokio::task::spawn_blocking(work).await.map_err(failed)
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        tracing::error!(%error, "work beside the connections failed");
+        ApiError::internal()
+    })
 }

@@ -7,7 +7,7 @@ use inflight_engine::{FinishReason, RequestSpec, SinkClosed, TokenSink, Update};
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, Rename};
-use crate::generation::{GenerationError, StartError, Submitted, finish_of};
+use crate::generation::{GenerationError, StartError, Submitted, finish_of, put_on_account};
 use crate::request::Service;
 use crate::state::{Phase, ServerState};
 
@@ -47,15 +47,18 @@ fn spec(prompt: Vec<u32>, service: &Service) -> RequestSpec {
 
 async fn pool(
     state: &ServerState,
-    spec: RequestSpec,
+    mut spec: RequestSpec,
     rename: Rename,
 ) -> Result<Vec<f32>, ApiError> {
+    put_on_account(state, &mut spec);
+    let num_tokens = spec.prompt.len();
     let engine = state.engine();
     let refused = |error: StartError| ApiError::from_start(error, state, rename);
     let request = engine.limits().validate(spec).map_err(|error| refused(error.into()))?;
     let (sender, ended) = oneshot::channel();
     let sink = StateSink { state: None, ended: Some(sender) };
     let id = engine.submit(request, Box::new(sink)).map_err(|error| refused(error.into()))?;
+    state.caller().spend_prompt(num_tokens);
     let mut submitted = Submitted { engine: Arc::clone(engine), id: Some(id) };
     let mut phase = state.watch_phase();
     let aborting = phase.wait_for(|phase| *phase == Phase::Aborting);

@@ -6,10 +6,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
+use axum::middleware::from_fn_with_state;
+use axum::response::Response;
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 
+use crate::access::{ErrorForm, pass};
 use crate::anthropic::{count_tokens, messages};
 use crate::error::ApiError;
 use crate::health::{health, live, ready, version};
@@ -49,16 +52,19 @@ pub fn router(state: ServerState) -> Router {
         .route("/debug/state", get(debug::snapshot))
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(state.clone(), pass))
         .layer(DefaultBodyLimit::max(max_body_bytes))
         .with_state(state)
 }
 
-async fn unknown_route(method: Method, uri: Uri) -> ApiError {
-    ApiError::UnknownRoute { method, path: uri.path().to_owned() }
+async fn unknown_route(method: Method, uri: Uri) -> Response {
+    let path = uri.path().to_owned();
+    ErrorForm::of(&path).response(ApiError::UnknownRoute { method, path })
 }
 
-async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    ApiError::MethodNotAllowed { method, path: uri.path().to_owned() }
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    let path = uri.path().to_owned();
+    ErrorForm::of(&path).response(ApiError::MethodNotAllowed { method, path })
 }
 
 /// Serves until `shutdown` resolves and then ends in order.

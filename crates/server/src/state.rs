@@ -1,15 +1,19 @@
 //! What all handlers share.
 
+use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use inflight_engine::SharedGrammar;
 use inflight_grammar::{Constraint, GrammarCompiler, GrammarError};
 use inflight_observe::StepRecorder;
 use inflight_tokenizer::Tokenizer;
 use tokio::sync::watch;
 
+use crate::access::{Account, ApiKeys, Caller, CorsOrigins};
 use crate::chat::ChatStyle;
 use crate::engine::Generate;
 use crate::error::ApiError;
@@ -24,6 +28,15 @@ pub struct ServerConfig {
     pub model_names: Vec<String>,
     /// Most bytes of a request's body. Default: 16 MiB, which is some million tokens.
     pub max_body_bytes: usize,
+    /// Keys of which every request must bear one, but for a few paths. Default: none, the server
+    /// is open to everybody.
+    pub keys: ApiKeys,
+    /// Origins whose pages may ask. Default: none but the server's own page.
+    pub cors_origins: CorsOrigins,
+    /// How long a request's head, and after it its body, may take to arrive. Default: 60 s.
+    pub receive_timeout: Duration,
+    /// How long a request may take in the engine. Default: no limit.
+    pub request_timeout: Option<Duration>,
     /// How the model writes tool calls; `None`: as its chat template tells.
     pub tool_format: Option<ToolFormat>,
     /// Whether a model's thoughts are told apart from its answer, if its template knows thoughts.
@@ -47,6 +60,10 @@ impl ServerConfig {
         Self {
             model_names: vec![model_name.into()],
             max_body_bytes: 16 << 20,
+            keys: ApiKeys::default(),
+            cors_origins: CorsOrigins::default(),
+            receive_timeout: Duration::from_secs(60),
+            request_timeout: None,
             tool_format: None,
             splits_reasoning: true,
             vllm_metrics: true,
@@ -70,7 +87,11 @@ pub(crate) enum Phase {
 
 /// The model, the engine that runs it, and where the server is in its life. Cheap to clone.
 #[derive(Clone)]
-pub struct ServerState(Arc<Shared>);
+pub struct ServerState {
+    shared: Arc<Shared>,
+    /// Who asks, in the state that a request's handler gets.
+    caller: Caller,
+}
 
 struct Shared {
     engine: Arc<dyn Generate>,
@@ -83,6 +104,8 @@ struct Shared {
     phase: watch::Sender<Phase>,
     pace: Pace,
     metrics: Arc<Metrics>,
+    /// Of the keys, in their order.
+    accounts: Vec<Arc<Account>>,
 }
 
 impl ServerState {
@@ -92,7 +115,9 @@ impl ServerState {
     /// If `config` names no model.
     pub fn new(engine: Arc<dyn Generate>, tokenizer: Arc<Tokenizer>, config: ServerConfig) -> Self {
         assert!(!config.model_names.is_empty(), "a served model has a name");
-        Self(Arc::new(Shared {
+        let accounts = config.keys.all().iter().cloned().map(Account::new).map(Arc::new);
+        let shared = Shared {
+            accounts: accounts.collect(),
             system_fingerprint: fingerprint(&config.model_names[0], engine.limits().vocab_size),
             style: Arc::new(ChatStyle::new(&tokenizer, &config)),
             grammars: Grammars::new(Arc::clone(&tokenizer), engine.limits().vocab_size),
@@ -103,33 +128,34 @@ impl ServerState {
             phase: watch::Sender::new(Phase::Serving),
             pace: Pace::default(),
             metrics: Arc::default(),
-        }))
+        };
+        Self { shared: Arc::new(shared), caller: Caller::default() }
     }
 
     pub(crate) fn engine(&self) -> &Arc<dyn Generate> {
-        &self.0.engine
+        &self.shared.engine
     }
 
     pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.0.tokenizer
+        &self.shared.tokenizer
     }
 
     pub(crate) fn config(&self) -> &ServerConfig {
-        &self.0.config
+        &self.shared.config
     }
 
     /// What the model's chat template knows.
     pub(crate) fn style(&self) -> &Arc<ChatStyle> {
-        &self.0.style
+        &self.shared.style
     }
 
     /// What compiles schemas and grammars.
     pub(crate) fn grammars(&self) -> &Grammars {
-        &self.0.grammars
+        &self.shared.grammars
     }
 
     pub(crate) fn pace(&self) -> &Pace {
-        &self.0.pace
+        &self.shared.pace
     }
 
     /// Seconds after which a client that finds the queue full should come back.
@@ -138,36 +164,46 @@ impl ServerState {
         self.pace().retry_after_s(num_running)
     }
 
+    /// What has become of each key; empty if the server is open to everybody.
+    pub(crate) fn accounts(&self) -> &[Arc<Account>] {
+        &self.shared.accounts
+    }
+
+    /// Who asks.
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
     pub(crate) fn metrics(&self) -> &Arc<Metrics> {
-        &self.0.metrics
+        &self.shared.metrics
     }
 
     /// What keeps the engine's last steps, if anything does.
     pub(crate) fn recorder(&self) -> Option<&StepRecorder> {
-        self.0.engine.recorder()
+        self.shared.engine.recorder()
     }
 
     /// When the server started, in seconds since 1970.
     pub(crate) fn started_unix_s(&self) -> u64 {
-        self.0.started_unix_s
+        self.shared.started_unix_s
     }
 
     /// Names model and software: equal as long as the same seed means the same output.
     pub(crate) fn system_fingerprint(&self) -> &str {
-        &self.0.system_fingerprint
+        &self.shared.system_fingerprint
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        *self.0.phase.borrow()
+        *self.shared.phase.borrow()
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
-        self.0.phase.send_replace(phase);
+        self.shared.phase.send_replace(phase);
     }
 
     /// A view of the phase to wait on.
     pub(crate) fn watch_phase(&self) -> watch::Receiver<Phase> {
-        self.0.phase.subscribe()
+        self.shared.phase.subscribe()
     }
 
     /// The name to answer with: the one that was asked for, or the first if none was.
@@ -178,6 +214,16 @@ impl ServerState {
             Some(asked) if names.contains(&asked) => Ok(asked),
             Some(model) => Err(ApiError::UnknownModel { model, known: names.join("`, `") }),
         }
+    }
+}
+
+/// The state of a handler whose request costs something: it knows who asks.
+impl FromRequestParts<ServerState> for ServerState {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Self) -> Result<Self, Infallible> {
+        let caller = parts.extensions.get::<Caller>().cloned().unwrap_or_default();
+        Ok(Self { shared: Arc::clone(&state.shared), caller })
     }
 }
 

@@ -1,8 +1,9 @@
 //! What users write. Nothing is resolved here.
 //!
 //! Here: commands and what only they have. [`engine`]: how models are loaded and run, which all
-//! commands share. [`policy`]: who runs when. [`bench`]: experiments. [`tune`]: which kernels.
+//! commands share. [`access`]: who may ask. [`policy`]: who runs when. [`bench`]: experiments. [`tune`]: which kernels.
 
+mod access;
 mod batching;
 mod bench;
 mod engine;
@@ -14,6 +15,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use access::AccessArgs;
 pub(crate) use batching::{BatchingArgs, BatchingExperiment};
 pub(crate) use bench::{
     BenchArgs, BenchCommand, ConstraintChoice, KernelsArgs, OfflineArgs, OverlapChoice,
@@ -164,6 +166,9 @@ pub(crate) struct ServeArgs {
     /// Whether /metrics has its figures under vLLM's names too
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) vllm_metrics: Switch,
+
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -25,7 +24,7 @@ fn rename(field: &'static str) -> &'static str {
 
 /// Answers a request, whole or in events.
 pub(crate) async fn create(
-    State(state): State<ServerState>,
+    state: ServerState,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, AnthropicError> {

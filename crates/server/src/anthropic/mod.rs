@@ -12,4 +12,4 @@ pub(crate) mod messages;
 mod object;
 mod request;
 
-use error::AnthropicError;
+pub(crate) use error::AnthropicError;

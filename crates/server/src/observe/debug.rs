@@ -1,5 +1,7 @@
 //! `GET /debug/timeline` and `GET /debug/state`: the last steps, and who holds what now.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Json;
@@ -11,6 +13,7 @@ use inflight_observe::{HistogramSnapshot, Panel, TimelineWriter, write_picture};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::access::Account;
 use crate::error::ApiError;
 use crate::state::ServerState;
 
@@ -85,7 +88,7 @@ fn page(steps: &[StepRecord]) -> Vec<u8> {
 
 /// Everything that the dashboard shows.
 pub(crate) async fn snapshot(State(state): State<ServerState>) -> Result<Response, ApiError> {
-    let engine = std::sync::Arc::clone(state.engine());
+    let engine = Arc::clone(state.engine());
     let asked = tokio::task::spawn_blocking(move || engine.inspect(SNAPSHOT_TIMEOUT)).await;
     let snapshot = asked.ok().flatten();
     Ok(Json(json!({
@@ -94,6 +97,7 @@ pub(crate) async fn snapshot(State(state): State<ServerState>) -> Result<Respons
         "engine": snapshot.as_ref().map(engine_json),
         "steps": steps_json(&state),
         "latencies": latencies_json(&state),
+        "keys": keys_json(&state),
     }))
     .into_response())
 }
@@ -102,6 +106,7 @@ fn engine_json(snapshot: &EngineSnapshot) -> Value {
     let requests = snapshot.requests.iter().map(|request| {
         json!({
             "id": request.id.0,
+            "tenant": request.tenant.name(),
             "running": request.is_running,
             "prompt_len": request.prompt_len,
             "len": request.len,
@@ -116,6 +121,23 @@ fn engine_json(snapshot: &EngineSnapshot) -> Value {
         "num_free_blocks": snapshot.num_free_blocks,
         "num_cached_blocks": snapshot.num_cached_blocks,
     })
+}
+
+/// What has become of each API key.
+fn keys_json(state: &ServerState) -> Value {
+    let key = |account: &Arc<Account>| {
+        let count = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        json!({
+            "name": account.key().name,
+            "admin": account.key().is_admin,
+            "running": account.num_running(),
+            "requests": count(&account.num_requests),
+            "refused": count(&account.num_refused),
+            "prompt_tokens": count(&account.prompt_tokens),
+            "generated_tokens": count(&account.generated_tokens),
+        })
+    };
+    state.accounts().iter().map(key).collect()
 }
 
 fn steps_json(state: &ServerState) -> Value {

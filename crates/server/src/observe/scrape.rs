@@ -1,5 +1,6 @@
 //! `GET /metrics`: our own names, and vLLM's, so that dashboards made for it work.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use axum::extract::State;
@@ -9,6 +10,7 @@ use inflight_engine::EngineStats;
 
 use super::exposition::Exposition;
 use super::metrics::{Ending, Metrics};
+use crate::access::Account;
 use crate::state::ServerState;
 
 /// What Prometheus expects of its text format.
@@ -25,6 +27,7 @@ fn text(state: &ServerState) -> String {
     engine_figures(&mut ours, stats);
     step_figures(&mut ours, state);
     request_figures(&mut ours, metrics);
+    tenant_figures(&mut ours, state);
     let mut text = ours.finish();
     if state.config().vllm_metrics {
         let labels = [("model_name", state.config().model_names[0].as_str()), ("engine", "0")];
@@ -95,6 +98,31 @@ fn request_figures(out: &mut Exposition, metrics: &Metrics) {
         ("inflight_request_decode_seconds", "First token to last.", &metrics.decode),
     ] {
         out.histogram(name, help, &histogram.snapshot());
+    }
+}
+
+/// Of the keys that have names: few, and chosen by whoever runs the server.
+fn tenant_figures(out: &mut Exposition, state: &ServerState) {
+    type Figure = fn(&Account) -> f64;
+    let figures: [(&str, &str, Figure); 4] = [
+        ("inflight_tenant_requests_total", "Requests of a key.", |a| count(&a.num_requests)),
+        ("inflight_tenant_refused_total", "Over the key's limits.", |a| count(&a.num_refused)),
+        ("inflight_tenant_prompt_tokens_total", "Of its prompts.", |a| count(&a.prompt_tokens)),
+        ("inflight_tenant_generated_tokens_total", "Generated.", |a| count(&a.generated_tokens)),
+    ];
+    let mut tenants: BTreeMap<&str, Vec<&Account>> = BTreeMap::new();
+    for account in state.accounts() {
+        if let Some(name) = &account.key().name {
+            tenants.entry(name).or_default().push(account);
+        }
+    }
+    if tenants.is_empty() {
+        return;
+    }
+    for (name, help, figure) in figures {
+        let sum = |accounts: &Vec<&Account>| accounts.iter().map(|account| figure(account)).sum();
+        let values = tenants.iter().map(|(tenant, accounts)| (*tenant, sum(accounts)));
+        out.counters(name, help, "tenant", values);
     }
 }
 

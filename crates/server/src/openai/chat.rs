@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -95,7 +94,7 @@ impl ChatRequest {
 
 /// Answers a request, whole or in chunks.
 pub(crate) async fn create(
-    State(state): State<ServerState>,
+    state: ServerState,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -91,7 +90,7 @@ impl CompletionRequest {
 
 /// Answers a request, whole or in chunks.
 pub(crate) async fn create(
-    State(state): State<ServerState>,
+    state: ServerState,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {

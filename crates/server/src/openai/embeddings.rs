@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
@@ -73,7 +72,7 @@ fn rename(field: &'static str) -> &'static str {
 }
 
 pub(crate) async fn create(
-    State(state): State<ServerState>,
+    state: ServerState,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<EmbeddingList>, ApiError> {

@@ -5,7 +5,8 @@
 //! error for those that no group wanted.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::error::Error as _;
+use std::{fmt, io};
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -45,8 +46,22 @@ pub(crate) fn admit(
         StatusCode::PAYLOAD_TOO_LARGE => {
             ApiError::BodyTooLarge { max_bytes: state.config().max_body_bytes }
         }
+        _ if is_timeout(&rejection) => ApiError::BodyTimeout,
         _ => ApiError::BadBody(rejection.body_text()),
     })
+}
+
+/// Whether a body was given up because it did not come.
+fn is_timeout(rejection: &BytesRejection) -> bool {
+    let mut cause = rejection.source();
+    while let Some(error) = cause {
+        let io_error = error.downcast_ref::<io::Error>();
+        if io_error.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 impl<'a> Body<'a> {

@@ -155,8 +155,10 @@ impl Asked {
         let compiler = state.clone();
         let compile = move || compiler.grammars().compile(&constraint);
         let compiled = tokio::task::spawn_blocking(compile).await;
-        let compiled =
-            compiled.map_err(|error| ApiError::Internal(format!("compiling failed: {error}")))?;
+        let compiled = compiled.map_err(|error| {
+            tracing::error!(%error, "compiling a grammar failed");
+            ApiError::internal()
+        })?;
         compiled.map_err(|error| match error {
             GrammarError::Busy => ApiError::CompilersBusy,
             error => ApiError::invalid(field, error.to_string()),

@@ -8,9 +8,25 @@ let conversation = [];
 /** Ends the answer that is being written, if there is one. */
 let running = null;
 
+/** The key lives as long as this tab, and is sent to nobody but this server. */
+const KEY = "inflight-api-key";
+
 function headers() {
-  const key = byId("api_key").value.trim();
+  const key = sessionStorage.getItem(KEY);
   return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+/** Asks this server. Where it wants a key, or another one, so does the page. */
+async function call(path, options = {}) {
+  const sent = { ...options.headers, ...headers() };
+  const response = await fetch(path, { ...options, headers: sent });
+  if (response.ok) return response;
+  const { message } = (await response.json()).error;
+  if (response.status === 401) {
+    byId("key").hidden = false;
+    byId("key_refused").textContent = sent.Authorization ? "refused" : "";
+  }
+  throw new Error(message);
 }
 
 function showMessage(role, text) {
@@ -112,13 +128,12 @@ async function ask(text) {
   setRunning(true);
   let stopped = false;
   try {
-    const response = await fetch("/v1/chat/completions", {
+    const response = await call("/v1/chat/completions", {
       method: "POST",
-      headers: { "Content-Type": "application/json", ...headers() },
+      headers: { "Content-Type": "application/json" },
       body: JSON.stringify(request()),
       signal: running.signal,
     });
-    if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const chunk of events(response)) answer.add(chunk);
   } catch (error) {
     stopped = error.name === "AbortError";
@@ -196,7 +211,21 @@ for (const name of VIEWS) {
 }
 addEventListener("hashchange", () => show(location.hash === "#dashboard" ? "dashboard" : "chat"));
 
-fetch("/v1/models", { headers: headers() })
-  .then((response) => response.json())
-  .then((models) => { byId("model").textContent = models.data?.[0]?.id ?? ""; })
-  .catch(() => {});
+/** Says which model it is, which also finds out whether the server wants a key. */
+function greet() {
+  call("/v1/models")
+    .then((response) => response.json())
+    .then((models) => {
+      byId("model").textContent = models.data?.[0]?.id ?? "";
+      byId("key").hidden = true;
+    })
+    .catch(() => {});
+}
+
+byId("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, byId("api_key").value.trim());
+  byId("api_key").value = "";
+  greet();
+});
+greet();

@@ -230,10 +230,9 @@ function drawMap(engine) {
 // ---- asking ----
 
 async function poll() {
-  const get = (path) => fetch(path, { headers: headers() });
   const [text, state] = await Promise.all([
-    get("/metrics").then((response) => response.text()),
-    get("/debug/state").then((response) => response.json()),
+    call("/metrics").then((response) => response.text()),
+    call("/debug/state").then((response) => response.json()),
   ]);
   const now = performance.now();
   figures(parseMetrics(text), state, now);
@@ -244,7 +243,7 @@ async function poll() {
   drawBatch(now);
   if (!paused) {
     const seconds = byId("window").value;
-    timeline = await get(`/debug/timeline?seconds=${seconds}`).then((response) => response.json());
+    timeline = await call(`/debug/timeline?seconds=${seconds}`).then((response) => response.json());
     timeline = timeline.filter((event) => event.ph === "X");
   }
   drawTimeline();
@@ -256,7 +255,7 @@ async function loop() {
       try {
         await poll();
       } catch (error) {
-        put("hover", `The server does not answer: ${error.message}`);
+        put("hover", `There is nothing to show: ${error.message}`);
       }
     }
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
@@ -272,6 +271,14 @@ byId("pause").addEventListener("click", () => {
   paused = !paused;
   byId("pause").setAttribute("aria-pressed", String(paused));
   byId("pause").textContent = paused ? "Go on" : "Pause";
+});
+byId("download").addEventListener("click", async () => {
+  const link = document.createElement("a");
+  const steps = await call("/debug/timeline?seconds=5").then((response) => response.blob());
+  link.href = URL.createObjectURL(steps);
+  link.download = "inflight-timeline.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
 });
 byId("window").addEventListener("change", drawTimeline);
 byId("timeline").addEventListener("mousemove", hover);

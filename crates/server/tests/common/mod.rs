@@ -115,6 +115,8 @@ pub(crate) struct FakeEngine {
     num_submitted: AtomicUsize,
     running: Mutex<HashMap<RequestId, Box<dyn TokenSink>>>,
     prompts: Mutex<Vec<(Vec<u32>, usize)>>,
+    /// Whose each request was, and how long it was given.
+    terms: Mutex<Vec<(Option<String>, Option<Duration>)>>,
     aborted: Mutex<Vec<RequestId>>,
 }
 
@@ -136,6 +138,7 @@ impl FakeEngine {
             num_submitted: AtomicUsize::new(0),
             running: Mutex::default(),
             prompts: Mutex::default(),
+            terms: Mutex::default(),
             aborted: Mutex::default(),
         }
     }
@@ -184,6 +187,16 @@ impl FakeEngine {
         self.aborted.lock().unwrap().len()
     }
 
+    /// Whose all requests so far were.
+    pub(crate) fn tenants(&self) -> Vec<Option<String>> {
+        self.terms.lock().unwrap().iter().map(|terms| terms.0.clone()).collect()
+    }
+
+    /// How long they were given.
+    pub(crate) fn timeouts(&self) -> Vec<Option<Duration>> {
+        self.terms.lock().unwrap().iter().map(|terms| terms.1).collect()
+    }
+
     /// Prompts and `max_tokens` of all requests so far.
     pub(crate) fn requests(&self) -> Vec<(Vec<u32>, usize)> {
         self.prompts.lock().unwrap().clone()
@@ -210,6 +223,8 @@ impl Generate for FakeEngine {
         let number = self.num_submitted.fetch_add(1, Ordering::Relaxed);
         let id = RequestId(number as u64);
         self.prompts.lock().unwrap().push((request.prompt().to_vec(), request.max_tokens()));
+        let tenant = request.tenant().name().map(str::to_owned);
+        self.terms.lock().unwrap().push((tenant, request.timeout()));
         let updates = (self.script)(request.prompt(), number);
         let ends = matches!(updates.last(), Some(Update::Finished(_)));
         for update in updates {
@@ -255,10 +270,20 @@ impl TestServer {
 
     /// A server whose model has this chat template.
     pub(crate) fn with_template(engine: FakeEngine, template: &str) -> Self {
+        Self::configured(engine, template, |_| {})
+    }
+
+    /// A server with some settings of its own.
+    pub(crate) fn set(engine: FakeEngine, set: impl FnOnce(&mut ServerConfig)) -> Self {
+        Self::configured(engine, TEMPLATE, set)
+    }
+
+    fn configured(engine: FakeEngine, template: &str, set: impl FnOnce(&mut ServerConfig)) -> Self {
         let engine = Arc::new(engine);
         let mut config = ServerConfig::new("tiny");
         config.model_names.push("org/tiny".to_owned());
         config.max_body_bytes = 64 << 10;
+        set(&mut config);
         let state = ServerState::new(engine.clone(), tokenizer_with(template), config);
         Self { engine, state }
     }

@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -27,7 +26,7 @@ fn rename(field: &'static str) -> &'static str {
 }
 
 pub(crate) async fn create(
-    State(state): State<ServerState>,
+    state: ServerState,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {

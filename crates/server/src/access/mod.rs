@@ -1,0 +1,19 @@
+//! Who may ask, for what, and how much.
+//!
+//! Reading order: [`keys`] (API keys and their limits), [`key_file`] (a file of keys), [`meter`]
+//! (how much a key has used), [`caller`] (who asks), [`cors`] (pages of other origins), [`form`]
+//! (errors as the path's API spells them), [`gate`] (what every request goes through).
+
+mod caller;
+mod cors;
+mod form;
+mod gate;
+mod key_file;
+mod keys;
+mod meter;
+
+pub(crate) use caller::{Account, Caller};
+pub use cors::CorsOrigins;
+pub(crate) use form::ErrorForm;
+pub(crate) use gate::pass;
+pub use keys::{ApiKey, ApiKeys, KeyError, KeyLimits};
