@@ -42,13 +42,13 @@ pub(crate) enum ApiError {
     #[error("the request waited in the queue for longer than the server allows; try again later")]
     QueueTimeout { retry_after_s: u64 },
     #[error(
-        "the time that the request (`timeout_ms`) or this server allows was up before it was answered"
+        "the time that the request (`timeout_ms`) or the server allows was up before the answer"
     )]
     DeadlineExceeded,
     #[error("too many schemas and grammars are being compiled; try again later")]
     CompilersBusy,
     #[error(
-        "no API key was given; send it in the header `Authorization: Bearer KEY` or `x-api-key: KEY`"
+        "no API key was given; send the header `Authorization: Bearer KEY` or `x-api-key: KEY`"
     )]
     KeyMissing,
     #[error("the API key is not one of this server's")]

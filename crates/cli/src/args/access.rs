@@ -8,9 +8,9 @@ use clap::Args;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
-    /// Key that requests must bear, as `Authorization: Bearer KEY` or `x-api-key: KEY`; may be given
-    /// more than once. It opens everything, and leaves tenants to the requests' `user`. The health
-    /// paths, /version, the page, /docs and /openapi.json need none
+    /// Key that requests must bear, as `Authorization: Bearer KEY` or `x-api-key: KEY`; may be
+    /// given more than once. It opens everything, and leaves tenants to the requests' `user`. The
+    /// health paths, /version, the page, /docs and /openapi.json need none
     #[arg(long, value_name = "KEY", env = "INFLIGHT_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Vec<String>,
 

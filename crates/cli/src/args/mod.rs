@@ -1,7 +1,8 @@
 //! What users write. Nothing is resolved here.
 //!
 //! Here: commands and what only they have. [`engine`]: how models are loaded and run, which all
-//! commands share. [`access`]: who may ask. [`policy`]: who runs when. [`bench`]: experiments. [`tune`]: which kernels.
+//! commands share. [`access`]: who may ask. [`policy`]: who runs when. [`bench`]: experiments.
+//! [`tune`]: which kernels.
 
 mod access;
 mod batching;
