@@ -89,6 +89,7 @@ impl Load {
                 prefix_caching: false,
                 preemption: Preemption::Swap,
                 num_swap_blocks: 8,
+                keeps_cold_prefixes: false,
                 max_moved_blocks: 8,
             },
         }

@@ -45,6 +45,7 @@ const PLAIN: MemoryConfig = MemoryConfig {
     prefix_caching: false,
     preemption: Preemption::Recompute,
     num_swap_blocks: 0,
+    keeps_cold_prefixes: false,
     max_moved_blocks: 0,
 };
 
@@ -82,6 +83,7 @@ fn overlap_neighbours_chunks_and_preemption_change_no_token() {
         let swap = MemoryConfig {
             preemption: Preemption::Swap,
             num_swap_blocks: 200,
+            keeps_cold_prefixes: false,
             max_moved_blocks: 5,
             ..PLAIN
         };

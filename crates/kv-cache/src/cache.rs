@@ -1,7 +1,7 @@
 //! The pool and the prefix cache over it: who may have which block.
 
 use crate::prefix_cache::{Insertion, PrefixCache};
-use crate::{BlockId, BlockPool, KvCacheError, PrefixChain};
+use crate::{BlockId, BlockName, BlockPool, KvCacheError, PrefixChain};
 
 /// All blocks of the KV cache. Each is in one of three states:
 ///
@@ -14,11 +14,20 @@ use crate::{BlockId, BlockPool, KvCacheError, PrefixChain};
 /// ```
 ///
 /// A block that can be found has one reference of the cache's own besides those of tables.
+///
+/// A cached block may be copied elsewhere before it is evicted. It stays what it is meanwhile, but
+/// nobody gets its memory: evicted all the same, it is free when the copy has ended.
 #[derive(Debug, Clone)]
 pub struct KvCache {
     pool: BlockPool,
     /// `None`: prefixes are not cached.
     prefixes: Option<PrefixCache>,
+    /// Of each block, whether a copy of it is being made elsewhere, which holds one reference.
+    copied: Vec<bool>,
+    /// Blocks that only the prefix cache holds, and a copy.
+    num_unheld_copied: usize,
+    num_evicted: u64,
+    num_lost: u64,
 }
 
 impl KvCache {
@@ -26,7 +35,14 @@ impl KvCache {
     #[must_use]
     pub fn new(num_blocks: u32, caches_prefixes: bool) -> Self {
         let prefixes = caches_prefixes.then(|| PrefixCache::new(num_blocks));
-        Self { pool: BlockPool::new(num_blocks), prefixes }
+        Self {
+            pool: BlockPool::new(num_blocks),
+            prefixes,
+            copied: vec![false; num_blocks as usize],
+            num_unheld_copied: 0,
+            num_evicted: 0,
+            num_lost: 0,
+        }
     }
 
     /// Number of blocks in any state.
@@ -47,10 +63,30 @@ impl KvCache {
         self.prefixes.as_ref().map_or(0, PrefixCache::num_unheld)
     }
 
-    /// Number of blocks that [`allocate`](Self::allocate) can give: free and cached ones.
+    /// Number of blocks that [`allocate`](Self::allocate) can give: free ones, and cached ones of
+    /// which no copy is being made.
     #[must_use]
     pub fn num_available(&self) -> usize {
-        self.num_free() + self.num_cached()
+        self.num_free() + self.num_cached() - self.num_unheld_copied
+    }
+
+    /// Number of references to all blocks together, the prefix cache's own included.
+    #[must_use]
+    pub fn num_references(&self) -> usize {
+        self.pool.num_references()
+    }
+
+    /// Number of blocks that can be found by their tokens.
+    #[must_use]
+    pub fn num_findable(&self) -> usize {
+        self.prefixes.as_ref().map_or(0, PrefixCache::len)
+    }
+
+    /// Number of cached blocks that were evicted, and of those that had not been
+    /// [offered](Self::offer) before.
+    #[must_use]
+    pub fn num_evicted(&self) -> (u64, u64) {
+        (self.num_evicted, self.num_lost)
     }
 
     /// Number of references to `block`, the prefix cache's own included.
@@ -68,20 +104,72 @@ impl KvCache {
         self.prefixes.as_ref().is_some_and(|prefixes| prefixes.contains(block))
     }
 
-    /// Whether only the prefix cache holds `block`, so that taking it takes an available block.
+    /// Whether only the prefix cache holds `block`.
     #[must_use]
     pub fn is_unheld(&self, block: BlockId) -> bool {
         self.prefixes.as_ref().is_some_and(|prefixes| prefixes.is_unheld(block))
     }
 
-    /// Hands out a block with one reference, evicting a cached one if none is free.
+    /// Whether taking `block` takes an available one.
+    #[must_use]
+    pub fn is_available(&self, block: BlockId) -> bool {
+        self.is_unheld(block) && !self.copied[block.index()]
+    }
+
+    /// Hands out a block with one reference, evicting cached ones if none is free. Blocks of which
+    /// copies are being made go with them, as they are in front of it, but are not given.
     pub fn allocate(&mut self) -> Option<BlockId> {
-        if self.pool.num_free() == 0
-            && let Some(evicted) = self.prefixes.as_mut()?.evict()
-        {
-            self.pool.free(evicted);
+        if self.num_available() == 0 {
+            return None;
+        }
+        while self.pool.num_free() == 0 {
+            let evicted = self.prefixes.as_mut()?.evict()?;
+            self.num_evicted += 1;
+            self.num_lost += u64::from(!evicted.was_offered);
+            self.num_unheld_copied -= usize::from(self.copied[evicted.block.index()]);
+            self.pool.free(evicted.block);
         }
         self.pool.allocate()
+    }
+
+    /// The cached block that will be evicted first of those that were not offered yet, with its
+    /// name, for somebody who may want to [copy](Self::begin_copy) it.
+    pub fn offer(&mut self) -> Option<(BlockId, BlockName)> {
+        self.prefixes.as_mut()?.offer()
+    }
+
+    /// Number of blocks that can be given without losing what was not offered: free ones, and
+    /// cached ones that were.
+    #[must_use]
+    pub fn num_expendable(&self) -> usize {
+        self.num_free() + self.prefixes.as_ref().map_or(0, PrefixCache::num_offered)
+    }
+
+    /// Adds the reference of a copy that is being made of a block that only the prefix cache holds.
+    ///
+    /// # Panics
+    /// When others hold it, or when a copy of it is being made already.
+    pub fn begin_copy(&mut self, block: BlockId) {
+        assert!(self.is_available(block), "block {block} is copied while it is in use");
+        self.pool.retain(block);
+        self.copied[block.index()] = true;
+        self.num_unheld_copied += 1;
+    }
+
+    /// Drops the reference of a copy that was made.
+    ///
+    /// # Panics
+    /// When none was being made.
+    pub fn end_copy(&mut self, block: BlockId) {
+        let was_copied = std::mem::take(&mut self.copied[block.index()]);
+        assert!(was_copied, "no copy of block {block} was being made");
+        self.num_unheld_copied -= usize::from(self.is_unheld(block));
+        self.pool.free(block);
+    }
+
+    /// References to a block besides that of a copy.
+    fn num_holders(&self, block: BlockId) -> u32 {
+        self.pool.ref_count(block) - u32::from(self.copied[block.index()])
     }
 
     /// Adds a reference to a block that is owned or cached.
@@ -90,6 +178,7 @@ impl KvCache {
     /// When the block is free.
     pub fn retain(&mut self, block: BlockId) {
         self.pool.retain(block);
+        self.num_unheld_copied -= usize::from(self.is_unheld(block) && self.copied[block.index()]);
         if let Some(prefixes) = &mut self.prefixes {
             prefixes.take(block);
         }
@@ -100,11 +189,13 @@ impl KvCache {
     /// # Panics
     /// When the block has no owner.
     pub fn free(&mut self, block: BlockId) {
+        let num_holders = self.num_holders(block);
         let cached = self.prefixes.as_mut().filter(|prefixes| prefixes.contains(block));
         if let Some(prefixes) = cached
-            && self.pool.ref_count(block) <= 2
+            && num_holders <= 2
         {
             prefixes.let_go(block);
+            self.num_unheld_copied += usize::from(self.copied[block.index()]);
         }
         self.pool.free(block);
     }
@@ -149,12 +240,17 @@ impl KvCache {
         let Some(prefixes) = &self.prefixes else { return Ok(()) };
         prefixes.check_integrity()?;
         for block in (0..).map(BlockId).take(self.num_total()) {
-            let (count, unheld) = (self.ref_count(block), prefixes.is_unheld(block));
+            let (count, unheld) = (self.num_holders(block), prefixes.is_unheld(block));
             let can_be_found = prefixes.contains(block);
             if can_be_found && count == 0 || unheld != (can_be_found && count == 1) {
                 return Err(KvCacheError::WrongState { block, ref_count: count });
             }
         }
+        let is_unheld_copied =
+            |&block: &BlockId| self.is_unheld(block) && !self.is_available(block);
+        let blocks = (0..).map(BlockId).take(self.num_total());
+        let num_unheld_copied = blocks.filter(is_unheld_copied).count();
+        assert_eq!(num_unheld_copied, self.num_unheld_copied, "cached blocks that are copied");
         Ok(())
     }
 }

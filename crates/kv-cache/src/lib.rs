@@ -14,7 +14,7 @@
 //! In reading order: [`BlockPool`] hands blocks out and counts references, [`PrefixKey`] and
 //! [`PrefixChain`] name what a full block holds, [`KvCache`] is the pool and the cache of prefixes
 //! over it, [`BlockTable`] is one sequence's list of blocks, [`SwapSpace`] are blocks of the host's
-//! memory.
+//! memory: sequences that gave way, and cold prefixes.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
 //! give the same block ids.
@@ -49,8 +49,8 @@ mod table;
 pub use cache::KvCache;
 pub use error::KvCacheError;
 pub use pool::{BlockId, BlockPool};
-pub use prefix_key::{AdapterId, BlockHash, ModelId, PrefixChain, PrefixKey};
-pub use swap_space::{HostBlockId, SwapSpace};
+pub use prefix_key::{AdapterId, BlockHash, BlockName, ModelId, PrefixChain, PrefixKey};
+pub use swap_space::{HostBlockId, OnHost, SwapSpace};
 pub use table::{BlockCopy, BlockTable};
 
 /// Tokens in one block unless the configuration says otherwise.

@@ -32,6 +32,8 @@ pub struct BlockPool {
     ref_counts: Vec<u32>,
     /// Blocks without references; the next one to hand out is at the end.
     free_blocks: Vec<BlockId>,
+    /// Sum of `ref_counts`.
+    num_references: usize,
 }
 
 impl BlockPool {
@@ -41,6 +43,7 @@ impl BlockPool {
         Self {
             ref_counts: vec![0; num_blocks as usize],
             free_blocks: (0..num_blocks).rev().map(BlockId).collect(),
+            num_references: 0,
         }
     }
 
@@ -65,10 +68,17 @@ impl BlockPool {
         self.ref_counts[block.index()]
     }
 
+    /// Number of references to all blocks together.
+    #[must_use]
+    pub fn num_references(&self) -> usize {
+        self.num_references
+    }
+
     /// Hands out a free block with one reference, or nothing when all are held.
     pub fn allocate(&mut self) -> Option<BlockId> {
         let block = self.free_blocks.pop()?;
         self.ref_counts[block.index()] = 1;
+        self.num_references += 1;
         Some(block)
     }
 
@@ -80,6 +90,7 @@ impl BlockPool {
         let count = &mut self.ref_counts[block.index()];
         assert!(*count > 0, "block {block} retained while it is free");
         *count = count.checked_add(1).expect("fewer than 2^32 tables exist");
+        self.num_references += 1;
     }
 
     /// Drops one reference; the last one returns the block to the free list.
@@ -90,6 +101,7 @@ impl BlockPool {
         let count = &mut self.ref_counts[block.index()];
         assert!(*count > 0, "block {block} freed twice");
         *count -= 1;
+        self.num_references -= 1;
         if *count == 0 {
             self.free_blocks.push(block);
         }

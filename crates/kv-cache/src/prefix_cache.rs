@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-use crate::{BlockHash, BlockId, KvCacheError, PrefixChain, PrefixKey, lru::LruList};
+use crate::{BlockHash, BlockId, BlockName, KvCacheError, PrefixChain, PrefixKey, lru::LruList};
 
 /// The blocks that can be found, and those of them that nobody else holds, oldest first.
 #[derive(Debug, Clone)]
@@ -35,6 +35,16 @@ struct Node {
     parent: Parent,
     tokens: Box<[u32]>,
     num_children: u32,
+    /// Its name outside the pool, if it has one.
+    name: Option<BlockName>,
+}
+
+/// A block that was forgotten.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Evicted {
+    pub(crate) block: BlockId,
+    /// Whether it was offered to be kept elsewhere.
+    pub(crate) was_offered: bool,
 }
 
 /// What a block's tokens follow.
@@ -128,7 +138,8 @@ impl PrefixCache {
             before.expect("a block follows one that can be found").num_children += 1;
         }
         self.by_hash.insert(hash, block);
-        let node = Node { hash, parent, tokens: tokens.into(), num_children: 0 };
+        let name = chain.names().get(index).copied();
+        let node = Node { hash, parent, tokens: tokens.into(), num_children: 0, name };
         let previous = self.nodes[block.index()].replace(node);
         assert!(previous.is_none(), "block {block} was in the prefix cache already");
         Insertion::New
@@ -146,8 +157,25 @@ impl PrefixCache {
         self.unheld.push(block);
     }
 
+    /// The block that will be evicted first of those that were not offered yet, and its name.
+    pub(crate) fn offer(&mut self) -> Option<(BlockId, BlockName)> {
+        loop {
+            let block = self.unheld.pass()?;
+            let node = self.nodes[block.index()].as_ref().expect("an unheld block can be found");
+            if let Some(name) = node.name {
+                return Some((block, name));
+            }
+        }
+    }
+
+    /// Number of blocks that only the cache holds and that were offered.
+    pub(crate) fn num_offered(&self) -> usize {
+        self.unheld.num_passed()
+    }
+
     /// Forgets the least recently used block that no table holds.
-    pub(crate) fn evict(&mut self) -> Option<BlockId> {
+    pub(crate) fn evict(&mut self) -> Option<Evicted> {
+        let was_offered = self.unheld.iter().next().is_some_and(|b| self.unheld.is_passed(b));
         let block = self.unheld.pop_oldest()?;
         let node = self.nodes[block.index()].take().expect("an unheld block can be found");
         assert_eq!(node.num_children, 0, "block {block} is evicted before what follows it");
@@ -156,7 +184,7 @@ impl PrefixCache {
             let parent = self.nodes[parent.index()].as_mut();
             parent.expect("parents outlive their children").num_children -= 1;
         }
-        Some(block)
+        Some(Evicted { block, was_offered })
     }
 
     fn holds(&self, block: BlockId, parent: &Parent, tokens: &[u32]) -> bool {

@@ -1,9 +1,12 @@
 //! What a block's content depends on besides its own tokens, and the hash by which it is found.
 
 use std::{
+    fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
+
+use sha2::{Digest, Sha256};
 
 /// Which prefixes may be shared at all: blocks under different keys never meet.
 ///
@@ -33,6 +36,17 @@ pub struct AdapterId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockHash(u64);
 
+/// Names a full block and everything before it, its key included, outside the pool: SHA-256, so
+/// that equal names are equal contents though nobody compares tokens there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockName(pub [u8; 32]);
+
+impl fmt::Debug for BlockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().take(6).try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
 /// The hashes of a sequence's full blocks, computed once each.
 ///
 /// ```text
@@ -45,6 +59,8 @@ pub struct PrefixChain {
     key: PrefixKey,
     block_size: usize,
     hashes: Vec<BlockHash>,
+    /// As many as hashes, where names are asked for.
+    names: Option<Vec<BlockName>>,
 }
 
 impl PrefixChain {
@@ -55,7 +71,18 @@ impl PrefixChain {
     #[must_use]
     pub fn new(key: PrefixKey, block_size: usize) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
-        Self { key, block_size, hashes: Vec::new() }
+        Self { key, block_size, hashes: Vec::new(), names: None }
+    }
+
+    /// The same chain of no tokens, which names its blocks, too.
+    ///
+    /// # Panics
+    /// When tokens were hashed already.
+    #[must_use]
+    pub fn with_names(mut self) -> Self {
+        assert!(self.hashes.is_empty(), "names begin with the first block");
+        self.names = Some(Vec::new());
+        self
     }
 
     /// Hashes the full blocks of `tokens`, the whole sequence, that were not hashed yet.
@@ -69,7 +96,16 @@ impl PrefixChain {
             }
             block.hash(&mut hasher);
             self.hashes.push(BlockHash(hasher.finish()));
+            if let Some(names) = &mut self.names {
+                names.push(name(&self.key, names.last(), block));
+            }
         }
+    }
+
+    /// The names of the full blocks; none unless they were asked for.
+    #[must_use]
+    pub fn names(&self) -> &[BlockName] {
+        self.names.as_deref().unwrap_or_default()
     }
 
     /// The key.
@@ -98,9 +134,70 @@ impl PrefixChain {
     }
 }
 
+/// A block's name: of its tokens after the name before it, or after the key.
+fn name(key: &PrefixKey, before: Option<&BlockName>, tokens: &[u32]) -> BlockName {
+    let mut hasher = Sha256::new();
+    match before {
+        Some(BlockName(before)) => hasher.update(before),
+        None => key.update(&mut hasher),
+    }
+    tokens.iter().for_each(|token| hasher.update(token.to_le_bytes()));
+    BlockName(hasher.finalize().into())
+}
+
+impl PrefixKey {
+    /// Each part with its length or presence first, so that no two keys give the same bytes.
+    fn update(&self, hasher: &mut Sha256) {
+        hasher.update(self.model.0.to_le_bytes());
+        match self.adapter {
+            Some(adapter) => hasher.update([&[1], &adapter.0.to_le_bytes()[..]].concat()),
+            None => hasher.update([0]),
+        }
+        match &self.salt {
+            Some(salt) => {
+                hasher.update([1]);
+                hasher.update((salt.len() as u64).to_le_bytes());
+                hasher.update(salt.as_bytes());
+            }
+            None => hasher.update([0]),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn names(key: PrefixKey, tokens: &[u32]) -> Vec<BlockName> {
+        let mut chain = PrefixChain::new(key, 2).with_names();
+        chain.extend(tokens);
+        chain.names().to_vec()
+    }
+
+    #[test]
+    fn a_name_is_the_digest_of_the_one_before_and_the_tokens() {
+        let names = names(PrefixKey::default(), &[1, 2, 3, 4, 5]);
+        // By Python's hashlib: sha256(bytes(6) + struct.pack("<2I", 1, 2)), then of that and 3, 4.
+        let hex = |name: &BlockName| format!("{:02x?}", &name.0[..4]);
+        assert_eq!(names.len(), 2);
+        assert_eq!([hex(&names[0]), hex(&names[1])], ["[b2, e5, 23, d4]", "[1e, 83, 75, a8]"]);
+    }
+
+    #[test]
+    fn keys_give_other_names() {
+        let key = PrefixKey::default();
+        let keys = [
+            key.clone(),
+            PrefixKey { model: ModelId(1), ..key.clone() },
+            PrefixKey { adapter: Some(AdapterId(0)), ..key.clone() },
+            PrefixKey { salt: Some("".into()), ..key.clone() },
+            PrefixKey { salt: Some("a".into()), ..key },
+        ];
+        let first = keys.map(|key| names(key, &[1, 2])[0]);
+        for (i, name) in first.iter().enumerate() {
+            assert!(!first[..i].contains(name), "key {i}");
+        }
+    }
 
     fn chain(key: PrefixKey, tokens: &[u32]) -> Vec<BlockHash> {
         let mut chain = PrefixChain::new(key, 2);

@@ -46,6 +46,7 @@ fn measure(num_rows: usize, policy: Policy) -> Vec<f64> {
             prefix_caching: true,
             preemption: Preemption::Auto,
             num_swap_blocks: 0,
+            keeps_cold_prefixes: false,
             max_moved_blocks: 0,
         },
     })

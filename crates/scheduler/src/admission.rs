@@ -5,18 +5,19 @@
 //! what it need not compute:
 //!
 //! ```text
-//!   tokens      [ found by prefix | moved from the host | to compute ]     the prefix cache, swap
+//!   tokens      [ found by prefix | moved from the host | to compute ]     the prefix cache; what
+//!                                                         gave way, or what the host keeps of it
 //!   tokens      [ the prompt but its last token         |     1      ]     another output's blocks
 //! ```
 //!
 //! `gate.rs` has the conditions that a policy adds.
 
-use inflight_kv_cache::{BlockId, blocks_for};
+use inflight_kv_cache::{BlockId, HostBlockId, blocks_for};
 
 use crate::batch::Batch;
 use crate::decision::HeldBack;
 use crate::gate::Terms;
-use crate::moves::BlockMove;
+use crate::moves::{BlockMove, MoveOwner};
 use crate::plan::Draft;
 use crate::policy::Order;
 use crate::preemption::LOOKAHEAD;
@@ -29,6 +30,8 @@ use crate::{SequenceId, StateSlot};
 struct Beginning {
     /// Blocks to share: found ones, or those of the sequence that has computed the same prompt.
     blocks: Vec<BlockId>,
+    /// Blocks that the host keeps, to be fetched behind those.
+    fetched: Vec<HostBlockId>,
     /// Whose blocks they are, if another output's.
     leader: Option<SequenceId>,
     /// Positions that need no computing.
@@ -102,13 +105,35 @@ impl Scheduler {
         if sequence.num_pending > 0 || is_leaving {
             return None;
         }
-        let beginning = self.shared_prompt(sequence).unwrap_or_else(|| {
-            let blocks = self.find_prefix(sequence);
-            let num_found = blocks.len() * self.config.block_size;
-            let num_swapped = sequence.swapped.as_ref().map_or(0, |swapped| swapped.num_computed);
-            Beginning { blocks, leader: None, num_computed: num_found.max(num_swapped) }
-        });
+        let beginning = match self.shared_prompt(sequence) {
+            Some(shared) => shared,
+            None => self.cached_beginning(sequence)?,
+        };
         self.has_room_for(sequence, &beginning).then_some(beginning)
+    }
+
+    /// What was found on the device and what the host has, unless some of it is on its way there.
+    fn cached_beginning(&self, sequence: &Sequence) -> Option<Beginning> {
+        let blocks = self.find_prefix(sequence);
+        let mut beginning = Beginning {
+            num_computed: blocks.len() * self.config.block_size,
+            blocks,
+            fetched: Vec::new(),
+            leader: None,
+        };
+        match &sequence.swapped {
+            Some(swapped) => {
+                beginning.num_computed = beginning.num_computed.max(swapped.num_computed);
+            }
+            None => {
+                let on_host = self.find_on_host(sequence, beginning.blocks.len())?;
+                if self.is_better_fetched(on_host.len()) {
+                    beginning.num_computed += on_host.len() * self.config.block_size;
+                    beginning.fetched = on_host;
+                }
+            }
+        }
+        Some(beginning)
     }
 
     /// The whole prompt but its last token, if the sequence that computes it for both runs.
@@ -117,7 +142,8 @@ impl Scheduler {
         let table = &self.sequences.get(&leader)?.table;
         let num_computed = sequence.prompt_len - 1;
         let blocks = table.blocks().get(..blocks_for(num_computed, self.config.block_size))?;
-        Some(Beginning { blocks: blocks.to_vec(), leader: Some(leader), num_computed })
+        let (blocks, fetched) = (blocks.to_vec(), Vec::new());
+        Some(Beginning { blocks, fetched, leader: Some(leader), num_computed })
     }
 
     /// Whether a waiting sequence can be admitted beside the running ones.
@@ -132,9 +158,9 @@ impl Scheduler {
         let num_blocks = blocks_for(sequence.len(), block_size);
         // A shared block that is partly filled is copied.
         let num_full = beginning.blocks.len().min(beginning.num_computed / block_size);
-        let num_unheld =
-            beginning.blocks.iter().filter(|&&block| self.cache.is_unheld(block)).count();
-        let needed = num_blocks - num_full + num_unheld;
+        let num_taken =
+            beginning.blocks.iter().filter(|&&block| self.cache.is_available(block)).count();
+        let needed = num_blocks - num_full + num_taken;
         let available = self.cache.num_available();
         needed <= available && needed + self.margin(sequence, num_blocks) <= available
     }
@@ -182,7 +208,7 @@ impl Scheduler {
         let num_tokens = sequence.len();
         sequence.table.grow_to(num_tokens, &mut self.cache).expect(room);
         copy.into_iter().for_each(|copy| self.moves.copy(id, copy));
-        self.load(id, beginning.blocks.len());
+        self.load(id, beginning);
         self.announce_blocks(id);
         let behind = self.running.partition_point(|other| self.sequences[other].rank < rank);
         self.running.insert(behind, id);
@@ -204,19 +230,26 @@ impl Scheduler {
         self.accounts.charge(account, cost::COMPUTED * num_computed + cost::CACHED * num_cached);
     }
 
-    /// Has the blocks of a sequence that came back moved from the host, but for the first ones,
-    /// which were found on the device.
-    fn load(&mut self, id: SequenceId, num_found: usize) {
+    /// Has blocks moved from the host, behind the first ones, which were found on the device: those
+    /// of a sequence that came back, or what the host keeps of a prefix.
+    fn load(&mut self, id: SequenceId, beginning: &Beginning) {
         let sequence = self.sequences.get_mut(&id).expect("waiting sequences have a record");
-        let Some(swapped) = sequence.swapped.take() else { return };
-        let pairs = sequence.table.blocks().iter().zip(&swapped.blocks).skip(num_found);
+        let num_found = beginning.blocks.len();
+        let swapped = sequence.swapped.take().map_or_else(Vec::new, |swapped| swapped.blocks);
+        let on_host = if swapped.is_empty() {
+            &beginning.fetched[..]
+        } else {
+            swapped.get(num_found..).unwrap_or_default()
+        };
+        let pairs = sequence.table.blocks()[num_found..].iter().zip(on_host);
         for (&device, &host) in pairs.rev() {
-            let block = BlockMove { sequence: id, device, host };
+            let block = BlockMove { owner: MoveOwner::Sequence(id), device, host };
             self.moves.swap_in(block, (&mut self.cache, &mut self.swap));
             sequence.num_loading += 1;
             sequence.num_arriving += 1;
         }
+        self.host.num_fetched += beginning.fetched.len() as u64;
         // From here on the moves hold what is still to be read.
-        swapped.blocks.into_iter().for_each(|block| self.swap.free(block));
+        swapped.into_iter().for_each(|block| self.swap.free(block));
     }
 }

@@ -79,6 +79,7 @@ mod tests {
                 prefix_caching: true,
                 preemption: Preemption::Auto,
                 num_swap_blocks: 1,
+                keeps_cold_prefixes: false,
                 max_moved_blocks: 1,
             },
         };

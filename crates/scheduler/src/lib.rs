@@ -22,7 +22,8 @@
 //! [`SequenceSpec`] is what a caller asks for, [`Batch`] and [`Row`] are the answer, [`Decision`]
 //! says why. [`Scheduler`] does the work: `queue.rs` says who is next, `tenant.rs` what each tenant
 //! had, `plan.rs` chooses rows, `prompt_share.rs` their lengths, `admission.rs` and `gate.rs` who
-//! joins, `preemption.rs` who gives way, `commit.rs` takes results, `lapse.rs` ends what is late,
+//! joins, `preemption.rs` who gives way, `host_prefixes.rs` what
+//! the host keeps, `commit.rs` takes results, `lapse.rs` ends what is late,
 //! `latency.rs` and `step_model.rs` keep steps short, `integrity.rs` checks it all.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
@@ -77,10 +78,12 @@ mod config;
 mod decision;
 mod error;
 mod gate;
+mod host_prefixes;
 mod id_map;
 mod integrity;
 mod lapse;
 mod latency;
+mod leaks;
 mod memory;
 mod moves;
 mod plan;
@@ -101,9 +104,10 @@ pub use commit::{Commit, FinishReason};
 pub use config::SchedulerConfig;
 pub use decision::{Decision, HeldBack, LimitedBy, Share};
 pub use error::{AdmissionError, SchedulerError};
+pub use host_prefixes::HostPrefixes;
 pub use lapse::Lapse;
 pub use memory::{MemoryConfig, MoveCosts, Preemption};
-pub use moves::{BlockMove, Moves};
+pub use moves::{BlockMove, MoveOwner, Moves};
 pub use policy::{Batching, Gate, Mixing, Order, Policy, Targets};
 pub use scheduler::Scheduler;
 pub use sequence::{SequenceId, SequenceSpec, Service};

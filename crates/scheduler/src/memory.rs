@@ -1,5 +1,7 @@
 //! How the KV cache's memory is used: what is kept, and how sequences give way.
 
+use std::time::Duration;
+
 /// Rules for the KV cache, fixed for a scheduler's life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryConfig {
@@ -10,8 +12,13 @@ pub struct MemoryConfig {
     pub preemption: Preemption,
     /// Blocks of host memory for sequences that gave way. Default 0: they are always recomputed.
     pub num_swap_blocks: usize,
+    /// Whether what is about to be evicted from the prefix cache is copied to those of the host's
+    /// blocks that no sequence needs, and comes back when a prompt begins with it. Costs a SHA-256
+    /// per block.
+    pub keeps_cold_prefixes: bool,
     /// Most blocks that one batch moves in each direction: more free memory sooner, and may hold up
-    /// a batch's inputs and outputs, which use the same streams.
+    /// a batch's inputs and outputs, which use the same streams. From the host come more where
+    /// steps were measured to take long enough to hide that.
     pub max_moved_blocks: usize,
 }
 
@@ -22,6 +29,7 @@ impl Default for MemoryConfig {
             prefix_caching: true,
             preemption: Preemption::Auto,
             num_swap_blocks: 0,
+            keeps_cold_prefixes: false,
             max_moved_blocks: 32,
         }
     }
@@ -59,10 +67,21 @@ impl MoveCosts {
         let moving = self.swap_out_ns.saturating_add(self.swap_in_ns);
         moving.saturating_mul(num_blocks as u64) < self.token_ns.saturating_mul(num_tokens as u64)
     }
+
+    /// Whether moving `num_blocks` from the host, in no less time than `steps` take, is over before
+    /// `num_tokens` are computed.
+    #[must_use]
+    pub fn fetch_is_faster(&self, num_blocks: usize, steps: Duration, num_tokens: usize) -> bool {
+        let moving = self.swap_in_ns.saturating_mul(num_blocks as u64);
+        let waiting = u64::try_from(steps.as_nanos()).unwrap_or(u64::MAX);
+        moving.max(waiting) < self.token_ns.saturating_mul(num_tokens as u64)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::MoveCosts;
 
     #[test]
@@ -72,5 +91,9 @@ mod tests {
         assert!(costs.swap_is_faster(10, 160));
         assert!(!costs.swap_is_faster(10, 28), "28 tokens take as long as ten blocks");
         assert!(!MoveCosts { token_ns: 0, ..costs }.swap_is_faster(1, 16));
+        let step = Duration::from_millis(10);
+        assert!(costs.fetch_is_faster(10, Duration::ZERO, 160));
+        assert!(!costs.fetch_is_faster(10, step, 160), "they are computed in 4.8 ms");
+        assert!(costs.fetch_is_faster(100, step, 1600));
     }
 }

@@ -37,12 +37,31 @@ pub struct Moves {
 /// A block of the device and the one of the host that has, or is to have, the same content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockMove {
-    /// The sequence whose content it is.
-    pub sequence: SequenceId,
+    /// Whose content it is.
+    pub owner: MoveOwner,
     /// In the KV cache.
     pub device: BlockId,
     /// In the swap space.
     pub host: HostBlockId,
+}
+
+/// Whose content a move carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MoveOwner {
+    /// A sequence's, which gave way or comes back, or begins with what the host has.
+    Sequence(SequenceId),
+    /// The prefix cache's: a copy is made of it while it may still be found on the device.
+    PrefixCache,
+}
+
+impl BlockMove {
+    /// The sequence whose content it is.
+    pub(crate) fn sequence(&self) -> Option<SequenceId> {
+        match self.owner {
+            MoveOwner::Sequence(id) => Some(id),
+            MoveOwner::PrefixCache => None,
+        }
+    }
 }
 
 impl Moves {
@@ -82,6 +101,18 @@ impl MoveQueue {
         self.swap_out.push_back(block);
     }
 
+    /// Copies a block of the prefix cache to one of the host that is to keep it.
+    pub(crate) fn keep(&mut self, device: BlockId, host: HostBlockId, (cache, swap): Memory<'_>) {
+        cache.begin_copy(device);
+        swap.retain(host);
+        self.swap_out.push_back(BlockMove { owner: MoveOwner::PrefixCache, device, host });
+    }
+
+    /// Blocks that are to leave with the next batches.
+    pub(crate) fn num_to_leave(&self) -> usize {
+        self.swap_out.len()
+    }
+
     pub(crate) fn swap_in(&mut self, block: BlockMove, (cache, swap): Memory<'_>) {
         cache.retain(block.device);
         swap.retain(block.host);
@@ -102,12 +133,12 @@ impl MoveQueue {
             && self.in_flight.is_empty()
     }
 
-    /// What the next batch moves: all copies, and of the rest at most `max_blocks` each way.
-    pub(crate) fn next(&self, max_blocks: usize) -> Moves {
+    /// What the next batch moves: all copies, and of the rest at most so many each way.
+    pub(crate) fn next(&self, max_out: usize, max_in: usize) -> Moves {
         Moves {
             copies: self.copies.iter().map(|(_, copy)| *copy).collect(),
-            swap_out: self.swap_out.iter().take(max_blocks).copied().collect(),
-            swap_in: self.swap_in.iter().take(max_blocks).copied().collect(),
+            swap_out: self.swap_out.iter().take(max_out).copied().collect(),
+            swap_in: self.swap_in.iter().take(max_in).copied().collect(),
         }
     }
 
@@ -130,10 +161,23 @@ impl MoveQueue {
         let collected = self.in_flight.pop_front_if(|_| is_first);
         let moves = collected.map(|(_, moves)| moves).unwrap_or_default();
         for block in moves.swap_out.iter().chain(&moves.swap_in) {
-            cache.free(block.device);
+            match block.owner {
+                MoveOwner::Sequence(_) => cache.free(block.device),
+                MoveOwner::PrefixCache => {
+                    cache.end_copy(block.device);
+                    swap.fill(block.host);
+                }
+            }
             swap.free(block.host);
         }
         moves
+    }
+
+    /// Number of references that moves hold to blocks of the KV cache, and to blocks of the host.
+    pub(crate) fn num_references(&self) -> (usize, usize) {
+        let in_flight = self.in_flight.iter().map(|(_, m)| m.swap_out.len() + m.swap_in.len());
+        let num_moves = self.swap_out.len() + self.swap_in.len() + in_flight.sum::<usize>();
+        (self.copies.len() + num_moves, num_moves)
     }
 
     /// Every reference that moves hold to blocks of the KV cache.

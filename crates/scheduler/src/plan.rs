@@ -41,7 +41,9 @@ impl Scheduler {
         self.plan_swaps();
         self.plan_rows(&mut draft);
         let Draft { mut batch, mut decision, .. } = draft;
-        batch.moves = self.moves.next(self.config.memory.max_moved_blocks);
+        self.keep_cold_prefixes();
+        let most_moved_in = self.most_moved_in();
+        batch.moves = self.moves.next(self.config.memory.max_moved_blocks, most_moved_in);
         let is_empty = batch.rows.is_empty() && batch.moves.is_empty();
         decision.batch = self.planned + u64::from(!is_empty);
         decision.num_preempted = (self.num_preemptions - preemptions_before) as usize;

@@ -14,7 +14,7 @@
 use inflight_kv_cache::blocks_for;
 
 use crate::batch::Batch;
-use crate::moves::BlockMove;
+use crate::moves::{BlockMove, MoveOwner};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Phase, Sequence, Swapped};
 use crate::{Preemption, SequenceId};
@@ -77,7 +77,7 @@ impl Scheduler {
     fn is_better_swapped(&self, sequence: &Sequence) -> bool {
         let num_blocks = blocks_for(sequence.num_computed, self.config.block_size);
         let may_swap =
-            sequence.num_arriving == 0 && (1..=self.swap.num_free()).contains(&num_blocks);
+            sequence.num_arriving == 0 && (1..=self.swap.num_available()).contains(&num_blocks);
         may_swap
             && match self.config.memory.preemption {
                 Preemption::Recompute => false,
@@ -112,7 +112,7 @@ impl Scheduler {
         let on_device = sequence.table.blocks()[..num_blocks].to_vec();
         let blocks = self.swap.allocate(num_blocks).expect("only called if there is room");
         for (device, &host) in on_device.into_iter().zip(&blocks).rev() {
-            let block = BlockMove { sequence: id, device, host };
+            let block = BlockMove { owner: MoveOwner::Sequence(id), device, host };
             self.moves.swap_out(block, (&mut self.cache, &mut self.swap));
         }
         self.recompute(id);
@@ -125,7 +125,8 @@ impl Scheduler {
     pub(crate) fn launch_moves(&mut self, batch: &Batch) {
         self.moves.launch(batch.number, &batch.moves, &mut self.cache);
         for block in &batch.moves.swap_in {
-            if let Some(sequence) = self.sequences.get_mut(&block.sequence) {
+            let owner = block.sequence().and_then(|id| self.sequences.get_mut(&id));
+            if let Some(sequence) = owner {
                 sequence.num_loading -= 1;
             }
         }
@@ -137,13 +138,14 @@ impl Scheduler {
         let memory = (&mut self.cache, &mut self.swap);
         let moves = self.moves.collect(batch.number, memory);
         for block in moves.swap_out {
-            let sequence = self.sequences.get_mut(&block.sequence);
+            let sequence = block.sequence().and_then(|id| self.sequences.get_mut(&id));
             if let Some(swapped) = sequence.and_then(|sequence| sequence.swapped.as_mut()) {
                 swapped.num_leaving -= 1;
             }
         }
         for block in moves.swap_in {
-            if let Some(sequence) = self.sequences.get_mut(&block.sequence) {
+            let owner = block.sequence().and_then(|id| self.sequences.get_mut(&id));
+            if let Some(sequence) = owner {
                 sequence.num_arriving -= 1;
             }
         }

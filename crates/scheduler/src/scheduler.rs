@@ -16,8 +16,8 @@ use crate::sequence::{Entry, Phase, Sequence, final_len};
 use crate::state_slot::StateSlots;
 use crate::tenant::{Accounts, Tenant};
 use crate::{
-    AdmissionError, Decision, MoveCosts, Policy, SchedulerConfig, SchedulerError, SequenceId,
-    SequenceSpec,
+    AdmissionError, Decision, HostPrefixes, MoveCosts, Policy, SchedulerConfig, SchedulerError,
+    SequenceId, SequenceSpec,
 };
 
 /// Owns every sequence, its blocks and its state slot, and plans batches.
@@ -60,6 +60,7 @@ pub struct Scheduler {
     pub(crate) launched: u64,
     pub(crate) num_preemptions: u64,
     pub(crate) num_swaps: u64,
+    pub(crate) host: HostPrefixes,
 }
 
 impl Scheduler {
@@ -96,6 +97,7 @@ impl Scheduler {
             planned: 0,
             launched: 0,
             num_preemptions: 0,
+            host: HostPrefixes::default(),
         })
     }
 
@@ -281,10 +283,17 @@ impl Scheduler {
         self.cache.num_cached()
     }
 
-    /// Number of blocks of the swap space that nobody holds.
+    /// Number of blocks of the swap space that sequences can have.
     #[must_use]
     pub fn num_free_swap_blocks(&self) -> usize {
-        self.swap.num_free()
+        self.swap.num_available()
+    }
+
+    /// What the host does for the prefix cache, since the start.
+    #[must_use]
+    pub fn host_prefixes(&self) -> HostPrefixes {
+        let (num_evicted, num_lost) = self.cache.num_evicted();
+        HostPrefixes { num_blocks: self.swap.num_kept(), num_evicted, num_lost, ..self.host }
     }
 
     /// Number of preemptions whose keys and values moved to the host, since the start.

@@ -161,6 +161,9 @@ impl Sequence {
     pub(crate) fn new(spec: SequenceSpec, config: &SchedulerConfig, entry: Entry) -> Self {
         let prompt_len = spec.prompt.len();
         let mut chain = PrefixChain::new(spec.prefix_key, config.block_size);
+        if config.memory.keeps_cold_prefixes {
+            chain = chain.with_names();
+        }
         if config.memory.prefix_caching {
             chain.extend(&spec.prompt);
         }

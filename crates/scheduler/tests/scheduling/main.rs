@@ -7,6 +7,7 @@
 
 mod device;
 mod engine;
+mod host_prefixes;
 mod policies;
 mod properties;
 mod scenarios;

@@ -38,6 +38,7 @@ impl Steps {
                 prefix_caching: false,
                 preemption: Preemption::Recompute,
                 num_swap_blocks: 0,
+                keeps_cold_prefixes: false,
                 max_moved_blocks: 0,
             },
         })

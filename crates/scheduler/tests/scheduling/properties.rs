@@ -36,11 +36,12 @@ fn memory() -> impl Strategy<Value = MemoryConfig> {
         3 => Just(Preemption::Swap),
     ];
     let num_swap_blocks = prop_oneof![1 => Just(0usize), 2 => 1usize..64];
-    (any::<bool>(), preemption, num_swap_blocks, 1usize..8).prop_map(
-        |(prefix_caching, preemption, num_swap_blocks, max_moved_blocks)| MemoryConfig {
+    (any::<[bool; 2]>(), preemption, num_swap_blocks, 1usize..8).prop_map(
+        |([prefix_caching, keeps], preemption, num_swap_blocks, max_moved_blocks)| MemoryConfig {
             prefix_caching,
             preemption,
             num_swap_blocks,
+            keeps_cold_prefixes: keeps && num_swap_blocks > 0,
             max_moved_blocks,
         },
     )

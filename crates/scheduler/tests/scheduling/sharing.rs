@@ -123,6 +123,7 @@ fn fifty_requests_finish_however_they_give_way() {
                 prefix_caching,
                 preemption,
                 num_swap_blocks: 64,
+                keeps_cold_prefixes: false,
                 max_moved_blocks: 4,
             },
         };
@@ -148,6 +149,7 @@ fn auto_goes_by_what_was_measured() {
                 prefix_caching: false,
                 preemption: Preemption::Auto,
                 num_swap_blocks: 64,
+                keeps_cold_prefixes: false,
                 max_moved_blocks: 4,
             },
         };

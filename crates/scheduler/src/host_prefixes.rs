@@ -1,0 +1,110 @@
+//! The host as the prefix cache's second tier: cold blocks are copied there before they are evicted
+//! and come back when a prompt begins with them.
+//!
+//! ```text
+//!   device   oldest [ kept | kept | being copied ] mark [ .. | .. ] newest, tables' blocks
+//!                      │ evicted: nothing is lost           │
+//!   host     [ kept | kept | being filled | .. ]            ▼ no copy yet: lost
+//!                      │ a prompt begins with it
+//!   device             └──► blocks of the sequence, filled before its first row
+//! ```
+//!
+//! Copies are begun well before blocks are missed, as many as one batch may move, so that whoever
+//! takes a block never waits for one. A block under copy is nobody else's until the batch that
+//! carries the copy was collected.
+
+use std::time::Duration;
+
+use inflight_kv_cache::{HostBlockId, OnHost};
+
+use crate::scheduler::Scheduler;
+use crate::sequence::Sequence;
+
+/// What the host does for the prefix cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostPrefixes {
+    /// Blocks of the host that keep a prefix now.
+    pub num_blocks: usize,
+    /// Blocks that were copied to the host.
+    pub num_kept: u64,
+    /// Blocks that prompts began with and that came from the host.
+    pub num_fetched: u64,
+    /// Blocks of the prefix cache that were evicted from the device.
+    pub num_evicted: u64,
+    /// Those of them of which no copy had been made.
+    pub num_lost: u64,
+}
+
+/// Of the blocks that are looked at to be copied, so many may be on the host already for each that
+/// is not: a bound on the work of one plan.
+const MOST_KNOWN: usize = 8;
+
+impl Scheduler {
+    /// Begins to copy cold blocks to the host, until those that can go without loss are half of the
+    /// pool or a quarter of what the host has, whichever is less.
+    pub(crate) fn keep_cold_prefixes(&mut self) {
+        let memory = &self.config.memory;
+        if !memory.keeps_cold_prefixes {
+            return;
+        }
+        let enough = (self.config.num_blocks / 2).min(memory.num_swap_blocks / 4).max(1);
+        let mut quota = memory.max_moved_blocks.saturating_sub(self.moves.num_to_leave());
+        let mut num_offers = MOST_KNOWN * quota;
+        while quota > 0
+            && num_offers > 0
+            && self.cache.num_expendable() < enough
+            && self.swap.has_room()
+            && let Some((device, name)) = self.cache.offer()
+        {
+            num_offers -= 1;
+            if let Some(host) = self.swap.keep(name) {
+                self.moves.keep(device, host, (&mut self.cache, &mut self.swap));
+                self.host.num_kept += 1;
+                quota -= 1;
+            }
+        }
+    }
+
+    /// Blocks of the host that a waiting sequence begins with after `num_found` blocks that were
+    /// found on the device. `None`: the next one is still on its way there.
+    pub(crate) fn find_on_host(
+        &self,
+        sequence: &Sequence,
+        num_found: usize,
+    ) -> Option<Vec<HostBlockId>> {
+        let most = (sequence.len() - 1) / self.config.block_size;
+        let mut blocks = Vec::new();
+        for name in sequence.chain.names().iter().take(most).skip(num_found) {
+            match self.swap.find(name) {
+                OnHost::Kept(block) => blocks.push(block),
+                OnHost::Arriving if blocks.is_empty() => return None,
+                OnHost::Arriving | OnHost::Missing => break,
+            }
+        }
+        Some(blocks)
+    }
+
+    /// Whether moving so many blocks from the host is faster than computing their tokens.
+    pub(crate) fn is_better_fetched(&self, num_blocks: usize) -> bool {
+        let Some(costs) = self.costs else { return true };
+        // Beside others, a sequence waits for as many steps as carry its blocks.
+        let step_s = self.control.mean_step_s().filter(|_| !self.running.is_empty());
+        let num_steps = num_blocks.div_ceil(self.most_moved_in());
+        let steps = Duration::from_secs_f64(step_s.unwrap_or(0.0) * num_steps as f64);
+        costs.fetch_is_faster(num_blocks, steps, num_blocks * self.config.block_size)
+    }
+
+    /// Most blocks that the next batch moves from the host: what takes half of a step, as both were
+    /// measured, so that the inputs of the batch behind it are not late.
+    pub(crate) fn most_moved_in(&self) -> usize {
+        let least = self.config.memory.max_moved_blocks.max(1);
+        let (Some(costs), Some(step_s)) = (self.costs, self.control.mean_step_s()) else {
+            return least;
+        };
+        let hidden = 0.5 * step_s * 1e9 / costs.swap_in_ns.max(1) as f64;
+        (hidden as usize).clamp(least, MOST_HIDDEN * least)
+    }
+}
+
+/// However long steps take, one moves no more than this multiple of `max_moved_blocks`.
+const MOST_HIDDEN: usize = 16;
