@@ -3,7 +3,7 @@
 //! Reading order: [`configs`] (shapes of well-known models), [`offline`] (many requests at once),
 //! [`report`] (what that run's figures are), [`loop_check`] (the loop gives the same tokens with
 //! overlap as without), [`invariance`] (a request's tokens do not depend on its neighbours),
-//! [`batching`] (what batching gains), [`bandwidth`] (what the memory can do), [`kernels`] (every
+//! [`batching`] (what batching gains), [`chats`] (chats that come back), [`bandwidth`] (what the memory can do), [`kernels`] (every
 //! operator alone).
 //!
 //! Invariant: measures by what the engine tells of itself; nothing here is on the engine's way.
@@ -11,6 +11,7 @@
 
 mod bandwidth;
 pub mod batching;
+mod chats;
 mod configs;
 mod gate;
 mod invariance;
@@ -20,6 +21,7 @@ mod offline;
 mod report;
 
 pub use bandwidth::{Bandwidth, measure_bandwidths};
+pub use chats::{ChatsPhase, ChatsReport, ChatsWorkload, run_chats};
 pub use configs::BuiltInConfig;
 pub use invariance::{InvarianceCheck, check_invariance};
 pub use kernels::{

@@ -1,12 +1,14 @@
 //! A device, a model and a configuration to an engine.
 
 use anyhow::Result;
-use inflight_backend::{Backend, CpuBackend, WeightPrecision};
+use inflight_backend::{Backend, CpuBackend, KvDtype, WeightPrecision};
 use inflight_engine::{Engine, EngineConfig, EngineHandle};
 use inflight_model::{Decoder, ModelFiles};
+use inflight_server::KvCapacity;
 
 use crate::args::EngineArgs;
 use crate::device::Chosen;
+use crate::kv_capacity::kv_capacities;
 use crate::memory::{self, Fitted};
 use crate::progress::{LoadingBar, Waiting};
 use crate::resolve::{Machine, Workload, resolve_on_cpu, resolve_on_gpu};
@@ -26,6 +28,7 @@ pub(crate) struct Assembled<B: Backend> {
     /// What computes, for people.
     pub(crate) device: String,
     pub(crate) summary: Summary,
+    pub(crate) kv_capacities: Vec<KvCapacity>,
 }
 
 /// Whatever is done with an engine, the same on every device.
@@ -57,7 +60,8 @@ pub(crate) fn with_engine<U: UseEngine>(
             };
             let backend = CpuBackend::new(resolved.cpu)?;
             let available = usize::try_from(machine.memory_bytes).unwrap_or(usize::MAX);
-            let plan = Plan { weights, max_model_len: engine.max_model_len, no_progress };
+            let (max_model_len, kv_dtypes) = (engine.max_model_len, KV_DTYPES_ON_CPUS);
+            let plan = Plan { weights, max_model_len, kv_dtypes, no_progress };
             let fit = |backend: &CpuBackend, decoder: &Decoder<CpuBackend>| {
                 let bytes = (decoder.matrix_bytes(backend), available);
                 Ok(memory::on_cpu(engine, config, kv_dtype, bytes))
@@ -71,7 +75,8 @@ pub(crate) fn with_engine<U: UseEngine>(
                 None => "as bf16",
                 Some(_) => "those of layers as fp8, others as bf16",
             };
-            let plan = Plan { weights, max_model_len, no_progress };
+            let kv_dtypes = KV_DTYPES_ON_GPUS;
+            let plan = Plan { weights, max_model_len, kv_dtypes, no_progress };
             let fit = |backend: &_, _: &_| memory::on_gpu(backend, config, &resolved);
             user.use_engine(assemble(backend, model, &plan, fit)?)
         }
@@ -83,8 +88,14 @@ struct Plan {
     /// What becomes of the weights, for people.
     weights: &'static str,
     max_model_len: usize,
+    /// Types that the KV cache's numbers may have.
+    kv_dtypes: &'static [KvDtype],
     no_progress: bool,
 }
+
+const KV_DTYPES_ON_CPUS: &[KvDtype] =
+    &[KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8, KvDtype::Int8];
+const KV_DTYPES_ON_GPUS: &[KvDtype] = &[KvDtype::Bf16, KvDtype::Fp8, KvDtype::Int8];
 
 /// Loads the model; `fit` then says what the engine will be.
 fn assemble<B: Backend>(
@@ -100,17 +111,20 @@ fn assemble<B: Backend>(
     bar.finish();
     let (engine_config, memory) = fit(backend, &decoder)?;
     let device = backend.description();
+    let kv_dtype = backend.kv_dtype();
+    let kv_capacities = kv_capacities(&engine_config, config, kv_dtype, plan.kv_dtypes);
     let summary = Summary::new(&Parts {
         name: model.name,
         model: config,
         weights: plan.weights,
         device: &device,
-        kv_dtype: backend.kv_dtype(),
+        kv_dtype,
+        kv_capacities: &kv_capacities,
         engine: &engine_config,
         memory,
     });
     let waiting = Waiting::new("allocating memory", plan.no_progress);
     let (engine, handle) = Engine::new(backend.clone(), decoder, engine_config.clone())?;
     waiting.finish();
-    Ok(Assembled { engine, handle, config: engine_config, device, summary })
+    Ok(Assembled { engine, handle, config: engine_config, device, summary, kv_capacities })
 }

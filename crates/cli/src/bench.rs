@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice, PolicyArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::bench_batching::bench_batching;
+use crate::bench_chats::bench_chats;
 use crate::bench_constraint;
 use crate::bench_kernels::bench_kernels;
 use crate::device::{Chosen, choose};
@@ -33,6 +34,7 @@ pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Offline(args) => offline(args),
         BenchCommand::Batching(args) => bench_batching(args),
+        BenchCommand::Chats(args) => bench_chats(args),
         BenchCommand::Kernels(args) => bench_kernels(args),
     }
 }
@@ -205,7 +207,7 @@ impl UseEngine for Measure<'_> {
     type Output = Measured;
 
     fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Measured> {
-        let Assembled { mut engine, handle, config, device, summary } = assembled;
+        let Assembled { mut engine, handle, config, device, summary, .. } = assembled;
         engine.set_policy(resolve_policy(self.policy, config.max_num_seqs)?)?;
         let bar = TokenBar::new(self.workload.num_output_tokens() as u64, self.no_progress);
         let run = run_offline(engine, handle, self.workload, &mut |done| bar.show(done))?;

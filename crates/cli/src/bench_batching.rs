@@ -98,7 +98,7 @@ impl UseEngine for RunExperiments<'_> {
     type Output = Value;
 
     fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Value> {
-        let Assembled { engine, handle, config, device, summary } = assembled;
+        let Assembled { engine, handle, config, device, summary, .. } = assembled;
         eprintln!("{summary}");
         let mut rig = Rig::start(engine, handle)?;
         let mut figures = json!({

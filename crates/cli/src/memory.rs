@@ -6,7 +6,7 @@ use inflight_engine::EngineConfig;
 use inflight_model::ModelConfig;
 
 use crate::resolve::{OnGpu, bytes_per_block};
-use crate::swap::give_swap_space;
+use crate::swap::give_host_memory;
 
 /// Fewer tokens than these make long prompts slow, so a budget is not lowered further.
 const LEAST_BUDGET: usize = 512;
@@ -85,7 +85,7 @@ fn fit(
     ensure!(room > 0, "weights and steps leave no GPU memory for the KV cache");
     engine.num_blocks = wanted.min(room);
     let kv_cache = engine.num_blocks * block;
-    give_swap_space(&mut engine, resolved.swap_bytes, block);
+    give_host_memory(&mut engine, resolved.host_bytes, block);
     let swap = engine.memory.num_swap_blocks * block;
     let MemoryPlan { total, weights, working: steps, .. } = planned;
     let free = total.saturating_sub(weights + steps + kv_cache);

@@ -13,7 +13,7 @@ use inflight_model::{ModelConfig, kv_bytes_per_block};
 
 use crate::args::{DeviceWait, EngineArgs, KvChoice, SoftmaxChoice, WeightDtype};
 use crate::device::GpuUse;
-use crate::swap::{give_swap_space, resolve_swap_bytes};
+use crate::swap::{HostBytes, give_host_memory, resolve_host_bytes};
 
 /// What is assumed where the system does not tell.
 const UNKNOWN_MEMORY_BYTES: u64 = 8 << 30;
@@ -84,7 +84,7 @@ pub(crate) struct OnGpu {
     /// Whether the user chose the most tokens of a batch.
     pub(crate) is_budget_fixed: bool,
     /// Host memory that the engine may take.
-    pub(crate) swap_bytes: usize,
+    pub(crate) host_bytes: HostBytes,
 }
 
 impl Machine {
@@ -162,9 +162,9 @@ pub(crate) fn resolve_on_cpu(
         engine.num_blocks = engine.num_blocks.min(room);
     }
     check_blocks(&engine, model, kv_dtype)?;
-    let swap_bytes = resolve_swap_bytes(&args.memory, machine.memory_bytes)?;
+    let host_bytes = resolve_host_bytes(&args.memory, machine.memory_bytes)?;
     let block_bytes = bytes_per_block(&engine, model, kv_dtype);
-    give_swap_space(&mut engine, swap_bytes, block_bytes);
+    give_host_memory(&mut engine, host_bytes, block_bytes);
     let num_threads = args.threads.map_or(machine.num_cores, |threads| threads.get() as usize);
     let simd = resolve_simd(args)?;
     Ok(OnCpu { cpu: CpuConfig { num_threads, kv_dtype, weights, simd }, engine })
@@ -206,8 +206,8 @@ pub(crate) fn resolve_on_gpu(
     let (engine, is_kv_cache_fixed) = resolve_engine(args, workload, model, usual)?;
     check_blocks(&engine, model, usual.kv_dtype)?;
     let is_budget_fixed = args.max_num_batched_tokens.is_some();
-    let swap_bytes = resolve_swap_bytes(&args.memory, Machine::detect().memory_bytes)?;
-    Ok(OnGpu { engine, gpu_memory_utilization, is_kv_cache_fixed, is_budget_fixed, swap_bytes })
+    let host_bytes = resolve_host_bytes(&args.memory, Machine::detect().memory_bytes)?;
+    Ok(OnGpu { engine, gpu_memory_utilization, is_kv_cache_fixed, is_budget_fixed, host_bytes })
 }
 
 /// The engine's configuration, with as many blocks as were asked for or as could be of use, and
@@ -418,7 +418,26 @@ mod tests {
         check("--kv-cache-tokens 4096 --swap-space 0", 0);
         check("--kv-cache-tokens 4096 --preemption recompute", 0);
         assert!(resolved("--swap-space -1").is_err());
-        assert_eq!(on_gpu("--swap-space 0.5").unwrap().swap_bytes, 512 << 20);
+        assert_eq!(on_gpu("--swap-space 0.5").unwrap().host_bytes.swap, 512 << 20);
+    }
+
+    #[test]
+    fn host_cache() {
+        let check = |flags: &str, expected: (usize, bool)| {
+            let memory = resolved(flags).unwrap().engine.memory;
+            assert_eq!((memory.num_swap_blocks, memory.keeps_cold_prefixes), expected, "{flags}");
+        };
+        // Blocks of 2 KiB, beside those for requests that give way.
+        check("--host-cache 0.5", (1 << 18, true));
+        check(
+            "--kv-cache-tokens 4096 --swap-space 0.001 --host-cache 0.5",
+            (524 + (1 << 18), true),
+        );
+        check("--kv-cache-tokens 4096 --swap-space 0.001 --host-cache 0", (524, false));
+        let refused = |flags: &str| resolved(flags).unwrap_err().to_string();
+        assert!(refused("--host-cache -1").contains("--host-cache is -1"));
+        assert!(refused("--host-cache 2").contains("2.0 GiB, but 1.0 GiB"));
+        assert!(refused("--host-cache 0.1 --no-enable-prefix-caching").contains("switched off"));
     }
 
     #[test]

@@ -35,6 +35,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     config.splits_reasoning = args.reasoning_parser == ReasoningParser::Auto;
     config.limits_queue_time = args.policy.max_queue_time_ms.is_some();
     config.orders_by_priority = args.policy.scheduling_policy == OrderChoice::Priority;
+    config.kv_capacities.clone_from(&running.kv_capacities);
     config.vllm_metrics = args.vllm_metrics == Switch::On;
     config.stall_timeout = Duration::from_secs(args.stall_timeout);
     config.shutdown_timeout = Duration::from_secs(args.shutdown_timeout);

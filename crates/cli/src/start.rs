@@ -9,7 +9,7 @@ use inflight_backend::Backend;
 use inflight_engine::{Engine, EngineError, EngineHandle, StepRecord};
 use inflight_model::ModelFiles;
 use inflight_observe::StepRecorder;
-use inflight_server::{EngineAlive, EngineClient};
+use inflight_server::{EngineAlive, EngineClient, KvCapacity};
 use inflight_tokenizer::Tokenizer;
 
 use crate::args::{EngineArgs, LoadFormat, PolicyArgs, Quantization, StepArgs};
@@ -27,6 +27,7 @@ pub(crate) struct Running {
     pub(crate) client: Arc<EngineClient>,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) summary: Summary,
+    pub(crate) kv_capacities: Vec<KvCapacity>,
     thread: JoinHandle<Result<(), EngineError>>,
     trace: Option<TraceFile>,
 }
@@ -74,7 +75,7 @@ impl UseEngine for Start<'_> {
     type Output = Running;
 
     fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Running> {
-        let Assembled { mut engine, handle, config, summary, .. } = assembled;
+        let Assembled { mut engine, handle, config, summary, kv_capacities, .. } = assembled;
         engine.set_policy(resolve_policy(self.policy, config.max_num_seqs)?)?;
         let trace = self.trace.map(|(file, records)| {
             engine.trace_to(records);
@@ -85,7 +86,8 @@ impl UseEngine for Start<'_> {
         let (client, alive) = EngineClient::new(handle);
         let client = client.recorded_by(recorder);
         let thread = spawn(engine, alive)?;
-        Ok(Running { client: Arc::new(client), tokenizer: self.tokenizer, summary, thread, trace })
+        let (client, tokenizer) = (Arc::new(client), self.tokenizer);
+        Ok(Running { client, tokenizer, summary, kv_capacities, thread, trace })
     }
 }
 

@@ -5,7 +5,9 @@ use std::fmt;
 use inflight_backend::KvDtype;
 use inflight_engine::EngineConfig;
 use inflight_model::ModelConfig;
+use inflight_server::KvCapacity;
 
+use crate::kv_capacity;
 use crate::memory::MemoryTable;
 
 /// Rows of a label and a text.
@@ -22,13 +24,15 @@ pub(crate) struct Parts<'a> {
     pub(crate) weights: &'static str,
     pub(crate) device: &'a str,
     pub(crate) kv_dtype: KvDtype,
+    /// What the KV cache would hold with other types.
+    pub(crate) kv_capacities: &'a [KvCapacity],
     pub(crate) engine: &'a EngineConfig,
     pub(crate) memory: MemoryTable,
 }
 
 impl Summary {
     pub(crate) fn new(parts: &Parts<'_>) -> Self {
-        let Parts { name, model, weights, device, kv_dtype, engine, memory } = parts;
+        let Parts { name, model, weights, device, kv_dtype, kv_capacities, engine, memory } = parts;
         let family = format!("{:?}", model.architecture).to_lowercase();
         let parameters = num_parameters(model) as f64 / 1e6;
         let overlap = if engine.overlap { "on" } else { "off" };
@@ -48,8 +52,11 @@ impl Summary {
         ] {
             summary.push(label, format!("{:>9}  {what}", size(bytes)));
         }
+        summary.push("KV cache", kv_capacity::describe(kv_capacities));
         if memory.swap > 0 {
-            let what = "of the host, for requests that give way";
+            let cold = if engine.memory.keeps_cold_prefixes { ", and cold prefixes" } else { "" };
+            let tokens = engine.memory.num_swap_blocks * engine.block_size;
+            let what = format!("of the host: {tokens} tokens of requests that give way{cold}");
             summary.push("swap space", format!("{:>9}  {what}", size(memory.swap)));
         }
         summary

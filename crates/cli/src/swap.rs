@@ -1,4 +1,4 @@
-//! Host memory for requests that gave way.
+//! Host memory for requests that gave way, and for cold prefixes.
 
 use anyhow::{Result, ensure};
 use inflight_engine::{EngineConfig, Preemption};
@@ -13,23 +13,53 @@ const USUAL_SHARE: u64 = 8;
 /// inputs and outputs of steps do not wait long behind it.
 const MOST_MOVED_BYTES: usize = 64 << 20;
 
-/// Bytes of host memory that may be taken.
-pub(crate) fn resolve_swap_bytes(args: &MemoryArgs, memory_bytes: u64) -> Result<usize> {
-    let Some(gib) = args.swap_space else {
-        return Ok(usize::try_from(USUAL_BYTES.min(memory_bytes / USUAL_SHARE))?);
+/// Bytes of host memory that the engine may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostBytes {
+    /// For requests that give way.
+    pub(crate) swap: usize,
+    /// For cold prefixes.
+    pub(crate) cache: usize,
+}
+
+pub(crate) fn resolve_host_bytes(args: &MemoryArgs, memory_bytes: u64) -> Result<HostBytes> {
+    let usual = USUAL_BYTES.min(memory_bytes / USUAL_SHARE);
+    let swap = match args.swap_space {
+        Some(gib) => bytes(gib, "--swap-space")?,
+        None => usize::try_from(usual)?,
     };
+    let cache = args.host_cache.map_or(Ok(0), |gib| bytes(gib, "--host-cache"))?;
+    ensure!(
+        cache == 0 || args.prefix_caching(),
+        "--host-cache keeps what --enable-prefix-caching finds, which is switched off"
+    );
+    ensure!(
+        cache as u64 <= memory_bytes,
+        "--host-cache is {:.1} GiB, but {:.1} GiB of memory are available",
+        cache as f64 / f64::from(1 << 30),
+        memory_bytes as f64 / f64::from(1 << 30)
+    );
+    Ok(HostBytes { swap, cache })
+}
+
+fn bytes(gib: f64, flag: &str) -> Result<usize> {
     let bytes = gib * f64::from(1 << 30);
-    ensure!(gib >= 0.0 && bytes < 2_f64.powi(60), "--swap-space is {gib}; it must not be negative");
+    ensure!(gib >= 0.0 && bytes < 2_f64.powi(60), "{flag} is {gib}; it must not be negative");
     Ok(bytes as usize)
 }
 
-/// Gives an engine whose KV cache has its size the blocks of host memory that can be of use: none
-/// if nobody ever has to give way, and at most one for every token that may have to.
-pub(crate) fn give_swap_space(engine: &mut EngineConfig, bytes: usize, block_bytes: usize) {
+/// Gives an engine whose KV cache has its size the blocks of host memory that can be of use.
+///
+/// For requests that give way: none if nobody ever has to, and at most one for every token that may
+/// have to. Cold prefixes have what was asked for; both share all of it.
+pub(crate) fn give_host_memory(engine: &mut EngineConfig, bytes: HostBytes, block_bytes: usize) {
     let most = engine.max_model_len.div_ceil(engine.block_size).saturating_mul(engine.max_num_seqs);
     let memory = &mut engine.memory;
     let is_of_use = memory.preemption != Preemption::Recompute && most > engine.num_blocks;
     let block_bytes = block_bytes.max(1);
-    memory.num_swap_blocks = if is_of_use { (bytes / block_bytes).min(most) } else { 0 };
+    let for_swap = if is_of_use { (bytes.swap / block_bytes).min(most) } else { 0 };
+    let for_cache = bytes.cache / block_bytes;
+    memory.num_swap_blocks = for_swap + for_cache;
+    memory.keeps_cold_prefixes = for_cache > 0;
     memory.max_moved_blocks = (MOST_MOVED_BYTES / block_bytes).max(1);
 }

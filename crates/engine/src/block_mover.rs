@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inflight_backend::{Backend, BackendError, BlockPair, KvBlocks, MoveBlocks, MoveWay};
 use inflight_kv_cache::{BlockId, HostBlockId};
-use inflight_scheduler::{Batch, BlockMove, MoveCosts, Moves, SequenceId};
+use inflight_scheduler::{Batch, BlockMove, MoveCosts, MoveOwner, Moves};
 
 use crate::io_slot::{Interval, IoSlot};
 
@@ -15,6 +15,8 @@ pub(crate) struct BlockMover<B: Backend> {
     swap_space: Option<B::HostBuffer>,
     /// Reused from batch to batch.
     pairs: Vec<BlockPair>,
+    /// Blocks moved to the host and from it.
+    pub(crate) num_moved: [u64; 2],
 }
 
 impl<B: Backend> BlockMover<B> {
@@ -28,7 +30,12 @@ impl<B: Backend> BlockMover<B> {
             0 => None,
             _ => Some(backend.alloc_host("swap space", num_words)?),
         };
-        Ok(Self { kv, swap_space, pairs: Vec::new() })
+        Ok(Self { kv, swap_space, pairs: Vec::new(), num_moved: [0; 2] })
+    }
+
+    /// Bytes of a block in all layers.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.kv.block_bytes()
     }
 
     /// Enqueues what a batch copies on the device.
@@ -53,6 +60,7 @@ impl<B: Backend> BlockMover<B> {
         interval: &Interval<B>,
         d2h: &B::Stream,
     ) -> Result<(), BackendError> {
+        self.num_moved[0] += moves.swap_out.len() as u64;
         let pairs = moves.swap_out.iter().map(|block| (block.device.0, block.host.0));
         backend.record(&interval.started, d2h)?;
         self.enqueue(backend, pairs, Way::ToHost, d2h)?;
@@ -67,6 +75,7 @@ impl<B: Backend> BlockMover<B> {
         interval: &Interval<B>,
         h2d: &B::Stream,
     ) -> Result<(), BackendError> {
+        self.num_moved[1] += moves.swap_in.len() as u64;
         let pairs = moves.swap_in.iter().map(|block| (block.host.0, block.device.0));
         backend.record(&interval.started, h2d)?;
         self.enqueue(backend, pairs, Way::FromHost, h2d)?;
@@ -82,8 +91,8 @@ impl<B: Backend> BlockMover<B> {
         [h2d, d2h]: [&B::Stream; 2],
     ) -> Result<Moves, BackendError> {
         let ids = 0..u32::try_from(num_blocks).expect("blocks are numbered by 32 bits");
-        let sequence = SequenceId(0);
-        let block = |id| BlockMove { sequence, device: BlockId(id), host: HostBlockId(id) };
+        let owner = MoveOwner::PrefixCache;
+        let block = |id| BlockMove { owner, device: BlockId(id), host: HostBlockId(id) };
         let blocks: Vec<_> = ids.map(block).collect();
         let moves = Moves { copies: Vec::new(), swap_out: blocks.clone(), swap_in: blocks };
         // The second time counts: the first one may have to load a kernel.

@@ -139,6 +139,7 @@ impl<B: Backend> Engine<B> {
             stats,
         };
         engine.measure_moves()?;
+        engine.stats.memory.begin(engine.mover.block_bytes(), engine.config.memory.num_swap_blocks);
         engine.runner.plan_preparations(&engine.backend, &engine.io.ids());
         engine.publish_stats();
         Ok((engine, handle))
@@ -581,6 +582,8 @@ impl<B: Backend> Engine<B> {
         set(&stats.num_free_swap_blocks, scheduler.num_free_swap_blocks());
         stats.num_preemptions.store(scheduler.num_preemptions(), Ordering::Relaxed);
         stats.num_swaps.store(scheduler.num_swaps(), Ordering::Relaxed);
+        let num_steps = stats.num_steps.load(Ordering::Relaxed);
+        stats.memory.publish(scheduler, self.mover.num_moved, num_steps);
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use inflight_scheduler::Policy;
 
 use crate::{
-    EngineSnapshot, FinishReason, RequestId, RequestLimits, SinkClosed, TokenSink, TokenUpdate,
-    Update, ValidRequest,
+    EngineSnapshot, FinishReason, MemoryStats, RequestId, RequestLimits, SinkClosed, TokenSink,
+    TokenUpdate, Update, ValidRequest,
 };
 
 /// What callers tell the engine.
@@ -153,6 +153,8 @@ pub struct EngineStats {
     pub num_swaps: AtomicU64,
     /// Sequences that gave way to others and are computed again.
     pub num_preemptions: AtomicU64,
+    /// Prefixes and the host's memory.
+    pub memory: MemoryStats,
     /// When the engine last got on, or got something to do: milliseconds since [`ORIGIN`].
     progress_ms: AtomicU64,
 }

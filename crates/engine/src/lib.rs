@@ -3,7 +3,8 @@
 //! Reading order: [`request`] (what comes in), [`update`] (what goes out), [`handle`] (the callers'
 //! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
 //! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`], [`history`] and
-//! [`late`] (what an output may be), [`trace`] (when all that happened).
+//! [`late`] (what an output may be), [`trace`] and [`memory_stats`] (when all that happened, and what
+//! became of memory).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
 //! Invariant: no text, no JSON, no async here.
@@ -20,6 +21,7 @@ mod history;
 mod io_slot;
 mod late;
 mod live_requests;
+mod memory_stats;
 mod request;
 mod runner;
 mod snapshot;
@@ -37,6 +39,7 @@ pub use inflight_scheduler::{
     Batching, Decision, Gate, HeldBack, Lapse, LimitedBy, MemoryConfig, Mixing, Order, Policy,
     Preemption, Share, Targets, Tenant,
 };
+pub use memory_stats::MemoryStats;
 pub use request::{
     InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,
 };

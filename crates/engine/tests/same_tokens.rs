@@ -15,6 +15,9 @@ const NUM_REQUESTS: u32 = 64;
 struct Events {
     preemptions: u64,
     swaps: u64,
+    /// Blocks of prefixes copied to the host, and fetched from it.
+    kept: u64,
+    fetched: u64,
     cached_tokens: usize,
 }
 
@@ -37,7 +40,14 @@ fn twice_at_once(config: EngineConfig) -> ([Vec<Output>; 2], Events) {
 fn events(handle: &EngineHandle, cached_tokens: usize) -> Events {
     let stats = handle.stats();
     let preemptions = stats.num_preemptions.load(Ordering::Relaxed);
-    Events { preemptions, swaps: stats.num_swaps.load(Ordering::Relaxed), cached_tokens }
+    assert_eq!(stats.memory.num_leaked_blocks.load(Ordering::Relaxed), 0);
+    Events {
+        preemptions,
+        swaps: stats.num_swaps.load(Ordering::Relaxed),
+        kept: stats.memory.num_kept.load(Ordering::Relaxed),
+        fetched: stats.memory.num_fetched.load(Ordering::Relaxed),
+        cached_tokens,
+    }
 }
 
 /// Nothing is kept.
@@ -90,8 +100,18 @@ fn overlap_neighbours_chunks_and_preemption_change_no_token() {
         let events = check("swap", EngineConfig { memory: swap.clone(), ..small_pool.clone() });
         assert!(events.swaps > 0 && events.cached_tokens == 0, "{events:?}");
         let both = MemoryConfig { prefix_caching: true, ..swap };
-        let events = check("swap and prefixes", EngineConfig { memory: both, ..small_pool });
+        let events =
+            check("swap and prefixes", EngineConfig { memory: both.clone(), ..small_pool });
         assert!(events.swaps > 0, "{events:?}");
+        let tier =
+            MemoryConfig { keeps_cold_prefixes: true, num_swap_blocks: 1500, ..both.clone() };
+        for num_blocks in [36, 80] {
+            let events = check(
+                "host tier",
+                EngineConfig { num_blocks, memory: tier.clone(), ..config(overlap) },
+            );
+            assert!(events.kept > 0 && events.fetched > 0, "{events:?}");
+        }
         let roomy = EngineConfig { num_blocks: 1400, ..config(overlap) };
         let events = check("prefixes", roomy);
         assert!(events.cached_tokens > 500, "{events:?}");

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use inflight_kv_cache::{HostBlockId, OnHost};
 
+use crate::Preemption;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 
@@ -84,9 +85,11 @@ impl Scheduler {
         Some(blocks)
     }
 
-    /// Whether moving so many blocks from the host is faster than computing their tokens.
+    /// Whether so many blocks should be moved from the host instead of computing their tokens: if
+    /// that was measured to be faster, as it is with sequences that gave way.
     pub(crate) fn is_better_fetched(&self, num_blocks: usize) -> bool {
-        let Some(costs) = self.costs else { return true };
+        let costs = self.costs.filter(|_| self.config.memory.preemption != Preemption::Swap);
+        let Some(costs) = costs else { return true };
         // Beside others, a sequence waits for as many steps as carry its blocks.
         let step_s = self.control.mean_step_s().filter(|_| !self.running.is_empty());
         let num_steps = num_blocks.div_ceil(self.most_moved_in());

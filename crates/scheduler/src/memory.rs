@@ -8,7 +8,9 @@ pub struct MemoryConfig {
     /// Whether full blocks are kept, while there is room, for later sequences that begin with the
     /// same tokens. Costs a hash per block; on unless outputs must not depend on what came before.
     pub prefix_caching: bool,
-    /// How a sequence gives way when blocks run out.
+    /// How a sequence gives way when blocks run out. Those that keep cold prefixes go by it, too:
+    /// [`Preemption::Swap`] has all that is found moved, otherwise it is what was measured to be
+    /// faster.
     pub preemption: Preemption,
     /// Blocks of host memory for sequences that gave way. Default 0: they are always recomputed.
     pub num_swap_blocks: usize,

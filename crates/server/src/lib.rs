@@ -43,6 +43,7 @@ mod web;
 
 pub use access::{ApiKey, ApiKeys, CorsOrigins, KeyError, KeyLimits};
 pub use engine::{EngineAlive, EngineClient, Generate};
+pub use observe::KvCapacity;
 pub use output::ToolFormat;
 pub use serve::{router, serve};
 pub use state::{ServerConfig, ServerState};

@@ -17,7 +17,7 @@ use crate::access::{Account, ApiKeys, Caller, CorsOrigins};
 use crate::chat::ChatStyle;
 use crate::engine::Generate;
 use crate::error::ApiError;
-use crate::observe::Metrics;
+use crate::observe::{KvCapacity, Metrics};
 use crate::output::ToolFormat;
 use crate::pace::Pace;
 
@@ -52,6 +52,9 @@ pub struct ServerConfig {
     pub orders_by_priority: bool,
     /// Whether the engine limits time in the queue. Default: no.
     pub limits_queue_time: bool,
+    /// What the KV cache's memory would hold with numbers of each type, for `/metrics`. Default:
+    /// nothing is said.
+    pub kv_capacities: Vec<KvCapacity>,
 }
 
 impl ServerConfig {
@@ -71,6 +74,7 @@ impl ServerConfig {
             stall_timeout: Duration::from_secs(60),
             orders_by_priority: false,
             limits_queue_time: false,
+            kv_capacities: Vec::new(),
         }
     }
 }

@@ -36,6 +36,7 @@ async fn requests_are_counted_with_their_tokens_and_endings() {
         ("inflight_generated_tokens_total{", 3.0),
         ("inflight_requests_total{model_name=\"tiny\",reason=\"length\"}", 1.0),
         ("inflight_time_to_first_token_seconds_count", 1.0),
+        ("inflight_kv_cache_leaked_blocks{", 0.0),
         ("inflight_inter_token_latency_seconds_count", 2.0),
         ("vllm:generation_tokens_total{model_name=\"tiny\",engine=\"0\"}", 3.0),
     ] {

@@ -9,6 +9,7 @@ use inflight_backend::Dtype;
 use inflight_bench::BuiltInConfig;
 
 use super::batching::{BATCHING_EXAMPLES, BatchingArgs};
+use super::chats::{CHATS_EXAMPLES, ChatsArgs};
 use super::{DeviceChoice, EngineArgs, KvChoice, MODEL_HELP, PolicyArgs};
 
 const OFFLINE_EXAMPLES: &str = "\
@@ -51,6 +52,11 @@ pub(crate) enum BenchCommand {
     /// it, and what latency costs under load
     #[command(after_help = BATCHING_EXAMPLES)]
     Batching(Box<BatchingArgs>),
+
+    /// Chats that come back beside running streams: what it gains to keep on the host what the KV
+    /// cache has no room for
+    #[command(after_help = CHATS_EXAMPLES)]
+    Chats(Box<ChatsArgs>),
 
     /// Every operator alone at a model's sizes: time, rates, share of what the device could do
     #[command(after_help = KERNELS_EXAMPLES)]

@@ -25,6 +25,12 @@ pub(crate) struct MemoryArgs {
     /// an eighth of the memory on small machines; none where all requests fit the KV cache]
     #[arg(long, value_name = "GIB")]
     pub(crate) swap_space: Option<f64>,
+
+    /// Host memory in GiB for what the KV cache kept for later requests and has no room for any
+    /// more; it comes back when a request begins with it. Requests that gave way may use it, too,
+    /// as what is left of --swap-space serves this [default: 0, none is kept]
+    #[arg(long, value_name = "GIB")]
+    pub(crate) host_cache: Option<f64>,
 }
 
 impl MemoryArgs {

@@ -7,6 +7,7 @@
 mod access;
 mod batching;
 mod bench;
+mod chats;
 mod engine;
 mod memory;
 mod policy;
@@ -21,6 +22,7 @@ pub(crate) use batching::{BatchingArgs, BatchingExperiment};
 pub(crate) use bench::{
     BenchArgs, BenchCommand, ConstraintChoice, KernelsArgs, OfflineArgs, OverlapChoice,
 };
+pub(crate) use chats::ChatsArgs;
 pub(crate) use engine::{
     DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, SoftmaxChoice,
     StepArgs, Switch, WeightDtype,

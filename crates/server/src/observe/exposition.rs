@@ -28,6 +28,20 @@ impl Exposition {
         self.sample(name, "", value);
     }
 
+    /// Values that go up and down, one for each value of a label.
+    pub(crate) fn gauges<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = (&'a str, f64)>,
+    ) {
+        self.describe(name, help, "gauge");
+        for (of, value) in values {
+            self.sample(name, &format!("{label}=\"{}\"", escape(of)), value);
+        }
+    }
+
     /// A value that only grows; the name ends in `_total`.
     pub(crate) fn counter(&mut self, name: &str, help: &str, value: f64) {
         self.describe(name, help, "counter");

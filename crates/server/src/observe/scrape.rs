@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use inflight_engine::EngineStats;
 
 use super::exposition::Exposition;
+use super::memory_figures::memory_figures;
 use super::metrics::{Ending, Metrics};
 use crate::access::Account;
 use crate::state::ServerState;
@@ -25,6 +26,7 @@ fn text(state: &ServerState) -> String {
     let (stats, metrics) = (state.engine().stats(), state.metrics());
     let mut ours = Exposition::new(&[("model_name", &state.config().model_names[0])]);
     engine_figures(&mut ours, stats);
+    memory_figures(&mut ours, stats, &state.config().kv_capacities);
     step_figures(&mut ours, state);
     request_figures(&mut ours, metrics);
     tenant_figures(&mut ours, state);

@@ -1,0 +1,64 @@
+//! The experiment on chats that come back.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::Args;
+use inflight_bench::BuiltInConfig;
+
+use super::bench::built_in;
+use super::{EngineArgs, MODEL_HELP};
+
+pub(super) const CHATS_EXAMPLES: &str = "\
+Examples:
+  inflight bench chats --config llama-3.1-8b --kv-cache-tokens 32768 --host-cache 24
+  inflight bench chats --device cpu --kv-cache-tokens 4096 --host-cache 1 --prefix-len 1024
+
+First all chats are served once. Then streams generate without end, and one turn of a chat begins \
+every interval: of chats that are on the device, of more chats than it can hold, so that they come \
+from the host, and of the same chats with nothing found.";
+
+#[derive(Args, Debug)]
+pub(crate) struct ChatsArgs {
+    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
+    pub(crate) model: String,
+
+    /// Shapes of a well-known model, with random weights, instead of MODEL
+    #[arg(long, value_parser = built_in(), value_name = "NAME", conflicts_with = "model")]
+    pub(crate) config: Option<BuiltInConfig>,
+
+    /// Tokens that a chat sends again with every turn
+    #[arg(long, default_value = "4096", value_name = "TOKENS")]
+    pub(crate) prefix_len: NonZeroUsize,
+
+    /// New tokens of a turn
+    #[arg(long, default_value = "64", value_name = "TOKENS")]
+    pub(crate) turn_len: NonZeroUsize,
+
+    /// Tokens generated in a turn
+    #[arg(long, default_value = "16", value_name = "TOKENS")]
+    pub(crate) output_len: NonZeroUsize,
+
+    /// Chats in turn, as a multiple of the KV cache
+    #[arg(long, default_value_t = 4.0, value_name = "TIMES")]
+    pub(crate) working_set: f64,
+
+    /// Requests that generate all the while
+    #[arg(long, default_value_t = 8, value_name = "REQUESTS")]
+    pub(crate) streams: usize,
+
+    /// Milliseconds from one turn's beginning to the next
+    #[arg(long, default_value_t = 200, value_name = "MS")]
+    pub(crate) interval_ms: u64,
+
+    /// Turns of each phase
+    #[arg(long, default_value = "50", value_name = "TURNS")]
+    pub(crate) turns: NonZeroUsize,
+
+    /// File for all figures, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}

@@ -1,0 +1,69 @@
+//! What the KV cache's memory would hold with numbers of each type.
+
+use inflight_backend::KvDtype;
+use inflight_engine::EngineConfig;
+use inflight_model::ModelConfig;
+use inflight_server::KvCapacity;
+
+use crate::resolve::bytes_per_block;
+
+/// What a pool of `engine`'s size holds with each of `dtypes`; `used` is its type.
+pub(crate) fn kv_capacities(
+    engine: &EngineConfig,
+    model: &ModelConfig,
+    used: KvDtype,
+    dtypes: &[KvDtype],
+) -> Vec<KvCapacity> {
+    let pool_bytes = engine.num_blocks * bytes_per_block(engine, model, used);
+    let of = |&dtype: &KvDtype| {
+        let block_bytes = bytes_per_block(engine, model, dtype);
+        KvCapacity {
+            dtype: dtype.to_string(),
+            token_bytes: block_bytes.div_ceil(engine.block_size),
+            num_tokens: pool_bytes / block_bytes * engine.block_size,
+            is_used: dtype == used,
+        }
+    };
+    dtypes.iter().map(of).collect()
+}
+
+/// A line for people: the bytes of a token, and what would fit with other types.
+pub(crate) fn describe(capacities: &[KvCapacity]) -> String {
+    let used = capacities.iter().find(|fit| fit.is_used).map_or(0, |fit| fit.token_bytes);
+    let others = capacities.iter().filter(|fit| !fit.is_used);
+    let others: Vec<String> =
+        others.map(|fit| format!("{} of {}", fit.num_tokens, fit.dtype)).collect();
+    format!("{used} bytes a token; would hold {}", others.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use inflight_bench::BuiltInConfig;
+
+    use super::*;
+
+    /// Llama 3.1 8B: 32 layers, 8 KV heads of 128; keys and values.
+    #[test]
+    fn what_fits_follows_from_the_bytes_of_a_token() {
+        let model = BuiltInConfig::Llama31B8.dummy(0).unwrap().config;
+        let engine = EngineConfig {
+            overlap: true,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 512,
+            max_model_len: 8192,
+            block_size: 16,
+            num_blocks: 1000,
+            memory: Default::default(),
+            max_outstanding: 8,
+        };
+        let dtypes = [KvDtype::Bf16, KvDtype::F32, KvDtype::Int8];
+        let fits = kv_capacities(&engine, &model, KvDtype::Bf16, &dtypes);
+        let bytes: Vec<usize> = fits.iter().map(|fit| fit.token_bytes).collect();
+        assert_eq!(bytes, [131_072, 262_144, 2 * 32 * 8 * (128 + 4)]);
+        let tokens: Vec<usize> = fits.iter().map(|fit| fit.num_tokens).collect();
+        // 1000 blocks of 2 MiB by blocks of 1,081,344 bytes are 1939.4.
+        assert_eq!(tokens, [16_000, 8_000, 1939 * 16]);
+        let text = describe(&fits);
+        assert_eq!(text, "131072 bytes a token; would hold 8000 of f32, 31024 of int8");
+    }
+}
