@@ -3,8 +3,8 @@
 //! Reading order: [`configs`] (shapes of well-known models), [`offline`] (many requests at once),
 //! [`report`] (what that run's figures are), [`loop_check`] (the loop gives the same tokens with
 //! overlap as without), [`invariance`] (a request's tokens do not depend on its neighbours),
-//! [`batching`] (what batching gains), [`chats`] (chats that come back), [`bandwidth`] (what the memory can do), [`kernels`] (every
-//! operator alone).
+//! [`batching`] (what batching gains), [`chats`] (chats that come back), [`bandwidth`] (what the
+//! memory can do), [`kernels`] (every operator alone).
 //!
 //! Invariant: measures by what the engine tells of itself; nothing here is on the engine's way.
 //! Invariant: reads no arguments and no environment.

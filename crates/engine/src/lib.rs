@@ -3,8 +3,8 @@
 //! Reading order: [`request`] (what comes in), [`update`] (what goes out), [`handle`] (the callers'
 //! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
 //! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`], [`history`] and
-//! [`late`] (what an output may be), [`trace`] and [`memory_stats`] (when all that happened, and what
-//! became of memory).
+//! [`late`] (what an output may be), [`trace`] and [`memory_stats`] (when all that happened, and
+//! what became of memory).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
 //! Invariant: no text, no JSON, no async here.

@@ -74,8 +74,8 @@ impl SwapSpace {
         self.pool.num_total()
     }
 
-    /// Number of blocks that [`allocate`](Self::allocate) can give: free ones, and kept ones that no
-    /// move uses.
+    /// Number of blocks that [`allocate`](Self::allocate) can give: free ones, and kept ones that
+    /// no move uses.
     #[must_use]
     pub fn num_available(&self) -> usize {
         self.pool.num_free() + self.unheld.len()

@@ -29,7 +29,7 @@ pub(crate) struct MemoryArgs {
     /// Host memory in GiB for what the KV cache kept for later requests and has no room for any
     /// more; it comes back when a request begins with it. Requests that gave way may use it, too,
     /// as what is left of --swap-space serves this [default: 0, none is kept]
-    #[arg(long, value_name = "GIB")]
+    #[arg(long, value_name = "GIB", allow_negative_numbers = true)]
     pub(crate) host_cache: Option<f64>,
 }
 
