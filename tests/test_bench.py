@@ -106,3 +106,51 @@ def test_a_gpu_that_is_not_there_is_named(arguments):
     code, _, stderr = run(*arguments, "--device", "cuda:1000000")
     assert code not in (0, 101), stderr
     assert "--device cuda: no CUDA device" in stderr and "panicked" not in stderr
+
+
+def test_the_reference_experiment_and_its_comparison(tmp_path):
+    files = {name: tmp_path / name for name in ("a.json", "b.json", "a.svg", "steps.html")}
+    small = ["--config", "tiny", "--num-prompts", "4", "--input-len", "20", "--device", "cpu"]
+    code, stdout, stderr = run(
+        "bench", "async", *small, "--output-len", "24", "--repeats", "2", "--json", files["a.json"],
+        "--plot", files["a.svg"], "--picture", files["steps.html"],
+    )  # fmt: skip
+    assert code == 0, stdout + stderr
+    assert "device busy, %" in stdout and "the same tokens" in stdout
+    told = json.loads(files["a.json"].read_text())
+    assert [run["overlap"] for run in told["runs"]] == [True, False, True, False]
+    assert told["same_tokens"] is True and told["bench"] == "async"
+    on, off = told["runs"][:2]
+    assert (on["num_waits_before_launch"], off["num_waits_before_launch"]) == (0, 23)
+    svg = files["a.svg"].read_text()
+    assert "overlap on" in svg and "overlap off" in svg and "http://www.w3.org" in svg
+    page = files["steps.html"].read_text()
+    assert page.index("overlap on") < page.index("overlap off")
+
+    doubled = json.loads(files["a.json"].read_text())
+    for run_of in doubled["runs"]:
+        run_of["output_tokens_per_s"] *= 2
+    files["b.json"].write_text(json.dumps(doubled))
+    code, stdout, stderr = run("bench", "compare", files["a.json"], files["b.json"])
+    assert code == 0, stderr
+    [line, *_] = [line for line in stdout.splitlines() if "output_tokens_per_s" in line]
+    assert line.split()[-2:] == ["2.000", "better"]
+    code, _, stderr = run("bench", "compare", files["a.json"], files["a.svg"])
+    assert code == 1 and "a.svg is no JSON" in stderr
+
+
+def test_plots_are_written_by_every_experiment(tmp_path):
+    tiny = ["--config", "tiny", "--device", "cpu"]
+    commands = {
+        "offline": ["--num-prompts", "2", "--input-len", "9", "--output-len", "6", "--no-warm-up"],
+        "kernels": ["--rows", "2", "--batches", "2", "--contexts", "9", "--prompts", "9"],
+        "batching": ["--num-prompts", "4", "--static-batches", "1", "--limits", "32", "--rates",
+                     "50", "--rate-prompts", "4", "--scale", "32"],
+    }  # fmt: skip
+    for command, flags in commands.items():
+        plot = tmp_path / f"{command}.svg"
+        code, stdout, stderr = run("bench", command, *tiny, *flags, "--plot", plot)
+        assert code == 0, stdout + stderr
+        svg = plot.read_text()
+        assert svg.startswith("<svg") and svg.rstrip().endswith("</svg>"), command
+        assert "NaN" not in svg and "<g " in svg, command

@@ -4,7 +4,7 @@
 //! [`device`] (what computes), [`resolve`] (numbers instead of defaults), [`memory`] (whose is
 //! what), [`assembly`] (all that to an engine), [`start`] (which then runs), [`serve`], [`run`],
 //! [`chat`], [`doctor`], [`bench`],
-//! [`bench_kernels`], [`tune`] (the commands), [`answer`] (one prompt's text as it comes).
+//! [`tune`] (the commands), [`answer`] (one prompt's text as it comes).
 //!
 //! Invariant: the only room that reads arguments and environment.
 //! Invariant: stdout has answers only; all else goes to stderr.
@@ -20,10 +20,6 @@ mod answer;
 mod args;
 mod assembly;
 mod bench;
-mod bench_batching;
-mod bench_chats;
-mod bench_constraint;
-mod bench_kernels;
 mod chat;
 mod device;
 mod doctor;

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result};
 use inflight_backend::{Backend, Dtype};
 use inflight_model::ModelConfig;
 
-pub use report::{KernelReport, OperatorTiming, Peer};
+pub use report::{Judged, KernelReport, OperatorTiming, Peer};
 
 use self::{context::Contexts, dense::Dense, layers::Layers, stopwatch::Stopwatch};
 

@@ -1,12 +1,11 @@
 //! `inflight bench batching`: what users write.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use inflight_bench::BuiltInConfig;
 
-use super::bench::{OverlapChoice, built_in};
+use super::bench::{FigureFiles, OverlapChoice, built_in};
 use super::{EngineArgs, MODEL_HELP};
 
 pub(crate) const BATCHING_EXAMPLES: &str = "\
@@ -78,9 +77,8 @@ pub(crate) struct BatchingArgs {
     #[arg(long, value_delimiter = ',', value_name = "TOKENS")]
     pub(crate) chunks: Vec<NonZeroUsize>,
 
-    /// File for all figures, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) files: FigureFiles,
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

@@ -9,6 +9,7 @@ use inflight_backend::Dtype;
 use inflight_bench::BuiltInConfig;
 
 use super::batching::{BATCHING_EXAMPLES, BatchingArgs};
+use super::bench_serve::{SERVE_LOAD_EXAMPLES, ServeLoadArgs};
 use super::chats::{CHATS_EXAMPLES, ChatsArgs};
 use super::{DeviceChoice, EngineArgs, KvChoice, MODEL_HELP, PolicyArgs};
 
@@ -36,6 +37,16 @@ taken. Weights, keys and values come from memory each time, not from a cache; wh
 computed (norms, activations) may come from one. Beside: the same products by cuBLASLt alone, \
 decode attention with the softmax of --softmax unified.";
 
+const ASYNC_EXAMPLES: &str = "\
+Examples:
+  inflight bench async                              the default model; on a CPU 256 tokens each
+  inflight bench async --config llama-3.1-8b --picture steps.html --plot async.svg
+  inflight bench async --num-prompts 8 --output-len 64 --repeats 3 --json async.json
+
+As in Hugging Face's \"Unlocking asynchronicity in continuous batching\": 32 prompts of 256 \
+tokens, 8192 tokens of output each on a GPU. Overlap on and off take turns; both must give the \
+same tokens, otherwise the exit code is 1.";
+
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -61,6 +72,17 @@ pub(crate) enum BenchCommand {
     /// Every operator alone at a model's sizes: time, rates, share of what the device could do
     #[command(after_help = KERNELS_EXAMPLES)]
     Kernels(KernelsArgs),
+
+    /// The reference experiment: the same work with overlap on and off, and what the device did
+    #[command(after_help = ASYNC_EXAMPLES)]
+    Async(Box<AsyncArgs>),
+
+    /// Two files of figures side by side, of any of these experiments
+    Compare(CompareArgs),
+
+    /// Any server that speaks OpenAI's API, under load: times as its clients see them
+    #[command(after_help = SERVE_LOAD_EXAMPLES)]
+    Serve(Box<ServeLoadArgs>),
 }
 
 #[derive(Args, Debug)]
@@ -93,9 +115,8 @@ pub(crate) struct KernelsArgs {
     #[arg(long, value_parser = weight_type, default_value = "bf16", value_name = "TYPE")]
     pub(crate) weights: Dtype,
 
-    /// File for all figures, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) files: FigureFiles,
 
     /// What computes: auto is a GPU if there is one that can be used, otherwise the CPU; cuda fails
     /// if there is none; cuda:1 is the second GPU
@@ -118,6 +139,86 @@ pub(crate) struct KernelsArgs {
     /// No progress on the terminal
     #[arg(long)]
     pub(crate) no_progress: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AsyncArgs {
+    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
+    pub(crate) model: String,
+
+    /// Shapes of a well-known model, with random weights, instead of MODEL
+    #[arg(long, value_parser = built_in(), value_name = "NAME", conflicts_with = "model")]
+    pub(crate) config: Option<BuiltInConfig>,
+
+    /// Requests, all of them there from the start
+    #[arg(long, default_value = "32", value_name = "REQUESTS")]
+    pub(crate) num_prompts: NonZeroUsize,
+
+    /// Tokens of each prompt, drawn at random
+    #[arg(long, default_value = "256", value_name = "TOKENS")]
+    pub(crate) input_len: NonZeroUsize,
+
+    /// Tokens to generate for each prompt [default: 8192 on GPUs, as published, and 256 on CPUs]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) output_len: Option<NonZeroUsize>,
+
+    /// Runs with overlap, and as many without
+    #[arg(long, default_value = "1", value_name = "RUNS")]
+    pub(crate) repeats: NonZeroUsize,
+
+    /// Measure from the first step on; otherwise the same prompts go through the engine before
+    #[arg(long)]
+    pub(crate) no_warm_up: bool,
+
+    #[command(flatten)]
+    pub(crate) files: FigureFiles,
+
+    /// File for a timeline of every step of the last two runs, to open in https://ui.perfetto.dev:
+    /// `on` and `off` are put before its extension
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Write a page that shows the steps as a picture, overlap on beside off: host, copies, device,
+    /// and why the device was idle
+    #[arg(long, value_name = "FILE")]
+    pub(crate) picture: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) draws: DrawArgs,
+
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// Where figures go besides the terminal.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct FigureFiles {
+    /// File for all figures, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// File for a plot, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CompareArgs {
+    /// Figures that an experiment wrote by --json
+    pub(crate) a: PathBuf,
+
+    /// Others of the same experiment
+    pub(crate) b: PathBuf,
+
+    /// Show what is neither better nor worse, too: counts, sizes
+    #[arg(long)]
+    pub(crate) all: bool,
+
+    #[command(flatten)]
+    pub(crate) files: FigureFiles,
 }
 
 #[derive(Args, Debug)]
@@ -155,9 +256,8 @@ pub(crate) struct OfflineArgs {
     #[arg(long)]
     pub(crate) no_warm_up: bool,
 
-    /// File for all figures, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) files: FigureFiles,
 
     /// File for a timeline of every step with its bubbles and their causes, to open in
     /// https://ui.perfetto.dev; with --overlap both, `on` and `off` are put before its extension

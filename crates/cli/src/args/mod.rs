@@ -7,6 +7,7 @@
 mod access;
 mod batching;
 mod bench;
+mod bench_serve;
 mod chats;
 mod engine;
 mod memory;
@@ -20,8 +21,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use access::AccessArgs;
 pub(crate) use batching::{BatchingArgs, BatchingExperiment};
 pub(crate) use bench::{
-    BenchArgs, BenchCommand, ConstraintChoice, KernelsArgs, OfflineArgs, OverlapChoice,
+    AsyncArgs, BenchArgs, BenchCommand, CompareArgs, ConstraintChoice, FigureFiles, KernelsArgs,
+    OfflineArgs, OverlapChoice,
 };
+pub(crate) use bench_serve::{ArrivalsChoice, EndpointChoice, PromptChoice, ServeLoadArgs};
 pub(crate) use chats::ChatsArgs;
 pub(crate) use engine::{
     DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, SoftmaxChoice,

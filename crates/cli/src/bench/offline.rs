@@ -1,46 +1,33 @@
-//! `inflight bench`: measure an engine in this process.
+//! `inflight bench offline`: many requests at once through an engine in this process.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs;
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use inflight_backend::Backend;
 use inflight_bench::{
-    BuiltInConfig, DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, RequestLengths,
-    WAITS_DEFINITION, run_offline,
+    DEVICE_BUSY_DEFINITION, OfflineRun, OfflineWorkload, Report, RequestLengths, WAITS_DEFINITION,
+    run_offline,
 };
 use inflight_engine::{EngineConfig, SamplingParams};
 use inflight_model::ModelFiles;
 use inflight_observe::{Panel, TimelineWriter, write_picture};
 use serde_json::{Value, json};
 
-use crate::args::{BenchCommand, EngineArgs, OfflineArgs, OverlapChoice, PolicyArgs};
+use super::outputs::{Outputs, create};
+use super::{constraint, engine_json, open_measured, run_plots};
+use crate::args::{EngineArgs, OfflineArgs, OverlapChoice, PolicyArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
-use crate::bench_batching::bench_batching;
-use crate::bench_chats::bench_chats;
-use crate::bench_constraint;
-use crate::bench_kernels::bench_kernels;
 use crate::device::{Chosen, choose};
-use crate::models::ModelArgument;
 use crate::policy::resolve_policy;
-use crate::progress::{TokenBar, is_watched};
+use crate::progress::TokenBar;
 use crate::resolve::{Workload, resolve_gpu_use};
-use crate::start::{open, quantized};
 use crate::summary::Summary;
 
-pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
-    match command {
-        BenchCommand::Offline(args) => offline(args),
-        BenchCommand::Batching(args) => bench_batching(args),
-        BenchCommand::Chats(args) => bench_chats(args),
-        BenchCommand::Kernels(args) => bench_kernels(args),
-    }
-}
-
 /// What is measured, once for every kind of overlap.
-struct Experiment<'a> {
+pub(super) struct Experiment<'a> {
     args: &'a OfflineArgs,
     engine_args: EngineArgs,
     name: String,
@@ -49,15 +36,14 @@ struct Experiment<'a> {
     device: Chosen,
 }
 
-fn offline(args: &OfflineArgs) -> Result<()> {
+pub(super) fn bench_offline(args: &OfflineArgs) -> Result<()> {
     let experiment = Experiment::new(args)?;
     let overlaps: &[bool] = match args.overlap {
         OverlapChoice::On => &[true],
         OverlapChoice::Off => &[false],
         OverlapChoice::Both => &[true, false],
     };
-    // Before anything is measured: a wrong path should not cost the run.
-    let json = args.json.as_deref().map(|path| create("--json", path)).transpose()?;
+    let outputs = Outputs::create(&args.files)?;
     let trace = |&overlap: &bool| {
         let path = args.trace.as_deref()?;
         Some(create("--trace", &trace_path(path, overlap, overlaps.len() > 1)))
@@ -83,10 +69,8 @@ fn offline(args: &OfflineArgs) -> Result<()> {
         [on, off] => Some(on.run.tokens == off.run.tokens),
         _ => None,
     };
-    if let Some(mut file) = json {
-        let figures = experiment.as_json(&runs, same_tokens)?;
-        writeln!(file, "{figures:#}").and_then(|()| file.flush()).context("--json")?;
-    }
+    let figures = || experiment.as_json(&runs, same_tokens);
+    outputs.write(figures, || run_plots::sheet(&experiment.name, &runs))?;
     compare(&runs, same_tokens)
 }
 
@@ -101,24 +85,8 @@ fn compare(runs: &[Measured], same_tokens: Option<bool>) -> Result<()> {
     Ok(())
 }
 
-/// The model to measure, and its name.
-pub(crate) fn open_measured(
-    config: Option<BuiltInConfig>,
-    model: &str,
-    args: &EngineArgs,
-) -> Result<(String, ModelFiles)> {
-    let (name, files) = match config {
-        Some(config) => (config.name().to_owned(), config.dummy(args.seed)?),
-        None => {
-            let model = ModelArgument::parse(model)?.fetch(is_watched(args.no_progress))?;
-            (model.name.clone(), open(&model, args)?)
-        }
-    };
-    Ok((name, quantized(files, args)))
-}
-
 impl<'a> Experiment<'a> {
-    fn new(args: &'a OfflineArgs) -> Result<Self> {
+    pub(super) fn new(args: &'a OfflineArgs) -> Result<Self> {
         let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
         let mut engine_args = args.engine.clone();
         engine_args.memory = engine_args.memory.measured();
@@ -129,15 +97,19 @@ impl<'a> Experiment<'a> {
         let workload = OfflineWorkload {
             lengths,
             sampling: vec![sampling(args)],
-            grammar: bench_constraint::grammar(args, &files)?,
+            grammar: constraint::grammar(args, &files)?,
             warm_up: !args.no_warm_up,
         };
         let device = choose(engine_args.device, resolve_gpu_use(&engine_args))?;
         Ok(Self { args, engine_args, name, files, workload, device })
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Measures once.
-    fn run(&self, overlap: bool) -> Result<Measured> {
+    pub(super) fn run(&self, overlap: bool) -> Result<Measured> {
         let num_requests = self.workload.lengths.len();
         // One request more holds the others back until all are there.
         let workload =
@@ -149,7 +121,7 @@ impl<'a> Experiment<'a> {
         with_engine(&self.device, &model, &self.engine_args, workload, measure)
     }
 
-    fn as_json(&self, runs: &[Measured], same_tokens: Option<bool>) -> Result<Value> {
+    pub(super) fn as_json(&self, runs: &[Measured], same_tokens: Option<bool>) -> Result<Value> {
         let draws = &self.args.draws;
         let run = |measured: &Measured| {
             let mut figures = serde_json::to_value(&measured.report)?;
@@ -157,6 +129,7 @@ impl<'a> Experiment<'a> {
             Ok(figures)
         };
         Ok(json!({
+            "bench": "offline",
             "version": env!("CARGO_PKG_VERSION"),
             "model": self.name,
             "device": runs.first().map(|measured| &measured.device),
@@ -195,12 +168,12 @@ struct Measure<'a> {
 }
 
 /// What a run gave, and on what.
-struct Measured {
-    run: OfflineRun,
-    report: Report,
-    config: EngineConfig,
-    device: String,
-    summary: Summary,
+pub(super) struct Measured {
+    pub(super) run: OfflineRun,
+    pub(super) report: Report,
+    pub(super) config: EngineConfig,
+    pub(super) device: String,
+    pub(super) summary: Summary,
 }
 
 impl UseEngine for Measure<'_> {
@@ -240,19 +213,10 @@ fn longest(lengths: &[RequestLengths], model: &str, most: usize) -> Result<NonZe
     let len = tokens.max().and_then(NonZeroUsize::new).context("no requests")?;
     ensure!(
         len.get() <= most,
-        "a request is {len} tokens long, prompt and output; {model} was made for {most}"
+        "--input-len and --output-len, or --lengths: {len} tokens together; {model} was made for \
+         {most}"
     );
     Ok(len)
-}
-
-pub(crate) fn engine_json(config: &EngineConfig) -> Value {
-    json!({
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "max_model_len": config.max_model_len,
-        "block_size": config.block_size,
-        "num_blocks": config.num_blocks,
-    })
 }
 
 fn sampling(args: &OfflineArgs) -> SamplingParams {
@@ -271,19 +235,14 @@ fn sampling(args: &OfflineArgs) -> SamplingParams {
     }
 }
 
-pub(crate) fn create(flag: &str, path: &Path) -> Result<BufWriter<File>> {
-    let file = File::create(path).with_context(|| format!("{flag} {}", path.display()))?;
-    Ok(BufWriter::new(file))
-}
-
-fn write_timeline(file: impl Write, run: &OfflineRun) -> io::Result<()> {
+pub(super) fn write_timeline(file: impl Write, run: &OfflineRun) -> io::Result<()> {
     let mut writer = TimelineWriter::new(file)?;
     run.steps.iter().try_for_each(|step| writer.add(step))?;
     writer.finish().map(|_| ())
 }
 
 /// Draws the runs one below the other, at the same scale.
-fn draw(mut file: impl Write, name: &str, runs: &[Measured]) -> io::Result<()> {
+pub(super) fn draw(mut file: impl Write, name: &str, runs: &[Measured]) -> io::Result<()> {
     let panels: Vec<_> = runs
         .iter()
         .map(|Measured { run, config, .. }| Panel {
@@ -296,7 +255,7 @@ fn draw(mut file: impl Write, name: &str, runs: &[Measured]) -> io::Result<()> {
 }
 
 /// `steps.json`, or of two runs `steps.on.json` and `steps.off.json`.
-fn trace_path(path: &Path, overlap: bool, is_one_of_two: bool) -> PathBuf {
+pub(super) fn trace_path(path: &Path, overlap: bool, is_one_of_two: bool) -> PathBuf {
     if !is_one_of_two {
         return path.to_owned();
     }
@@ -310,7 +269,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{BenchCommand, Cli, Command};
 
     #[test]
     fn two_timelines_have_two_names() {

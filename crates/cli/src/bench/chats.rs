@@ -9,13 +9,14 @@ use inflight_bench::{ChatsReport, ChatsWorkload, run_chats};
 use inflight_engine::EngineConfig;
 use serde_json::json;
 
+use super::open_measured;
 use crate::args::ChatsArgs;
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
-use crate::bench::open_measured;
+
 use crate::device::choose;
 use crate::resolve::{Workload, resolve_gpu_use};
 
-pub(crate) fn bench_chats(args: &ChatsArgs) -> Result<()> {
+pub(super) fn bench_chats(args: &ChatsArgs) -> Result<()> {
     let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
     let mut engine_args = args.engine.clone();
     let stream_len = args.stream_len();

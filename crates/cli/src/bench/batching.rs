@@ -1,10 +1,9 @@
 //! `inflight bench batching`: what batching gains, on one engine.
 
-use std::io::Write;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use inflight_backend::Backend;
 use inflight_bench::batching::{
     Burst, BurstRow, Lengths, LongPrompt, LongPromptRow, Rates, RatesRow, Rig, Tenants, TenantsRow,
@@ -13,9 +12,10 @@ use inflight_bench::batching::{
 use inflight_engine::EngineConfig;
 use serde_json::{Value, json};
 
+use super::outputs::Outputs;
+use super::{batching_plots, engine_json, open_measured};
 use crate::args::{BatchingArgs, BatchingExperiment, OverlapChoice};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
-use crate::bench::{create, engine_json, open_measured};
 use crate::device::{Chosen, choose};
 use crate::resolve::{Workload, resolve_gpu_use};
 
@@ -28,7 +28,7 @@ const MAX_QUEUE: usize = 4096;
 /// What the long prompt enters.
 const NUM_DECODES: usize = 32;
 
-pub(crate) fn bench_batching(args: &BatchingArgs) -> Result<()> {
+pub(super) fn bench_batching(args: &BatchingArgs) -> Result<()> {
     ensure!(
         args.rates.iter().all(|rate| rate.is_finite() && *rate > 0.0),
         "--rates: requests a second must be over 0"
@@ -46,15 +46,12 @@ pub(crate) fn bench_batching(args: &BatchingArgs) -> Result<()> {
         ensure!(needed <= most, "{name} was made for {most} tokens; {needed} are needed: --scale");
         engine_args.max_model_len = NonZeroUsize::new(needed);
     }
-    let mut json = args.json.as_deref().map(|path| create("--json", path)).transpose()?;
+    let outputs = Outputs::create(&args.files)?;
     let workload = Workload { num_requests: None, max_queue: MAX_QUEUE, overlap: true };
     let model = Model { name: &name, files: &files };
     let run = RunExperiments { args, sizes, name: &name };
     let figures = with_engine(&device, &model, &engine_args, workload, run)?;
-    if let Some(file) = &mut json {
-        writeln!(file, "{figures:#}").and_then(|()| file.flush()).context("--json")?;
-    }
-    Ok(())
+    outputs.write(|| Ok(figures.clone()), || batching_plots::sheet(&figures))
 }
 
 /// What depends on the kind of device, unless told otherwise.
@@ -102,6 +99,7 @@ impl UseEngine for RunExperiments<'_> {
         eprintln!("{summary}");
         let mut rig = Rig::start(engine, handle)?;
         let mut figures = json!({
+            "bench": "batching",
             "version": env!("CARGO_PKG_VERSION"),
             "model": self.name,
             "device": device,

@@ -1,18 +1,20 @@
 //! `inflight bench kernels`: every operator alone.
 
-use std::io::Write;
 use std::num::NonZeroUsize;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use inflight_backend::{
     Backend, CpuBackend, CpuConfig, KvDtype,
     cuda::{Numerics, Softmax},
 };
-use inflight_bench::{DecodePeer, KernelReport, KernelWorkload, OperatorTiming, measure_kernels};
+use inflight_bench::plot::{Line, Lines, Plot, Sheet};
+use inflight_bench::{
+    DecodePeer, Judged, KernelReport, KernelWorkload, OperatorTiming, measure_kernels,
+};
 use inflight_model::{ModelConfig, ModelFiles};
 
+use super::outputs::Outputs;
 use crate::args::{KernelsArgs, KvChoice};
-use crate::bench::create;
 use crate::device::{Chosen, GpuUse, choose};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
@@ -31,15 +33,14 @@ const BATCHES: Defaults = Defaults { everywhere: &[1, 8, 32], on_gpus: &[256] };
 const CONTEXTS: Defaults = Defaults { everywhere: &[512], on_gpus: &[4096] };
 const PROMPTS: Defaults = Defaults { everywhere: &[512], on_gpus: &[1024, 2048, 8192] };
 
-pub(crate) fn bench_kernels(args: &KernelsArgs) -> Result<()> {
+pub(super) fn bench_kernels(args: &KernelsArgs) -> Result<()> {
     let gpu_use = |softmax| {
         let numerics = Numerics { kv_dtype: kv_dtype_on_gpus(args), softmax, ..<_>::default() };
         GpuUse { numerics, ..GpuUse::default() }
     };
     let device = choose(args.device, gpu_use(Softmax::Online))?;
     let workload = workload(args, matches!(device, Chosen::Cuda(_)))?;
-    // Before anything is measured: a wrong path should not cost the run.
-    let json = args.json.as_deref().map(|path| create("--json", path)).transpose()?;
+    let outputs = Outputs::create(&args.files)?;
     let report = match &device {
         Chosen::Cuda(backend) => {
             let Chosen::Cuda(unified) = choose(args.device, gpu_use(Softmax::Unified))? else {
@@ -57,11 +58,8 @@ pub(crate) fn bench_kernels(args: &KernelsArgs) -> Result<()> {
         }
     };
     print!("{report}");
-    if let Some(mut file) = json {
-        let figures = serde_json::to_value(&report)?;
-        writeln!(file, "{figures:#}").and_then(|()| file.flush()).context("--json")?;
-    }
-    Ok(())
+    let figures = || Ok(serde_json::to_value(&report)?);
+    outputs.write(figures, || sheet(&report))
 }
 
 fn measure<B: Backend>(
@@ -82,6 +80,49 @@ fn measure<B: Backend>(
             eprint!("\r\x1b[K");
         }
     })
+}
+
+/// Each operator's share of what the device could do, and how long it takes.
+fn sheet(report: &KernelReport) -> Sheet {
+    let mut names: Vec<&str> = Vec::new();
+    for judged in &report.operators {
+        if !names.contains(&judged.timing.operator.as_str()) {
+            names.push(&judged.timing.operator);
+        }
+    }
+    let line = |name: &str, of: &dyn Fn(&Judged) -> f64| Line {
+        name: name.to_owned(),
+        points: report
+            .operators
+            .iter()
+            .filter(|judged| judged.timing.operator == name)
+            .map(|judged| (judged.timing.num_rows as f64, of(judged)))
+            .collect(),
+    };
+    let panel = |title: &str, y_label: &str, names: &[&str], of: &dyn Fn(&Judged) -> f64| {
+        Plot::Lines(Lines {
+            title: title.to_owned(),
+            x_label: "rows, tokens or sequences".to_owned(),
+            y_label: y_label.to_owned(),
+            is_x_log: true,
+            lines: names.iter().map(|name| line(name, of)).collect(),
+        })
+    };
+    let share = |judged: &Judged| 100.0 * judged.roofline_fraction;
+    let time = |judged: &Judged| judged.timing.us;
+    let parts = names.chunks(4);
+    Sheet {
+        heading: "Inflight: every operator alone".to_owned(),
+        note: report.device.clone(),
+        plots: parts
+            .flat_map(|names| {
+                [
+                    panel("Share of the roofline", "%", names, &share),
+                    panel("Time", "us", names, &time),
+                ]
+            })
+            .collect(),
+    }
 }
 
 fn kv_dtype_on_gpus(args: &KernelsArgs) -> KvDtype {
