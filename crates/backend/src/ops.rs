@@ -240,6 +240,18 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         stream: &Self::Stream,
     ) -> Result<(), BackendError>;
 
+    /// `matmul`, whose output is `rope.qkv`, then `rope_and_cache`. Of what the product wrote only
+    /// the queries may remain.
+    fn matmul_and_rope(
+        &self,
+        matmul: Matmul<'_, Self>,
+        rope: RopeAndCache<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        self.matmul(matmul, stream)?;
+        self.rope_and_cache(rope, stream)
+    }
+
     /// Causal attention of every row's new tokens over its paged context.
     fn attention(
         &self,

@@ -132,10 +132,13 @@ mod tests {
 
     #[test]
     fn numbers_of_eight_bits_hold_nearly_twice_as_much() {
-        let blocks = |flags: &str| fitted(flags, 140).unwrap().0.num_blocks as f64;
+        let tokens = |flags: &str| {
+            let engine = fitted(flags, 140).unwrap().0;
+            (engine.num_blocks * engine.block_size) as f64
+        };
         let expected = 256.0 / (128.0 + 4.0);
         for flags in ["--kv-cache-dtype fp8", "--kv-cache-dtype int8"] {
-            let ratio = blocks(flags) / blocks("");
+            let ratio = tokens(flags) / tokens("");
             assert!((ratio / expected - 1.0).abs() < 1e-3, "{flags}: {ratio}");
         }
     }

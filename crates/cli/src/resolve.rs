@@ -58,12 +58,13 @@ struct Usual {
     num_seqs: usize,
     num_batched_tokens: usize,
     kv_dtype: KvDtype,
+    block_size: usize,
 }
 
 const USUAL_ON_CPUS: Usual =
-    Usual { num_seqs: 64, num_batched_tokens: 192, kv_dtype: KvDtype::F16 };
+    Usual { num_seqs: 64, num_batched_tokens: 192, kv_dtype: KvDtype::F16, block_size: 16 };
 const USUAL_ON_GPUS: Usual =
-    Usual { num_seqs: 256, num_batched_tokens: 8192, kv_dtype: KvDtype::Bf16 };
+    Usual { num_seqs: 256, num_batched_tokens: 8192, kv_dtype: KvDtype::Bf16, block_size: 16 };
 
 /// Everything that is fixed when an engine starts on a CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -197,7 +198,8 @@ pub(crate) fn resolve_on_gpu(
         !matches!(args.kv_cache_dtype, KvChoice::F16 | KvChoice::F32),
         "--kv-cache-dtype: on GPUs the KV cache is of bf16, fp8 or int8"
     );
-    let usual = Usual { kv_dtype: kv_dtype_on_gpus(args), ..USUAL_ON_GPUS };
+    let kv_dtype = kv_dtype_on_gpus(args);
+    let usual = Usual { kv_dtype, block_size: block_size_on_gpus(kv_dtype), ..USUAL_ON_GPUS };
     let gpu_memory_utilization = args.gpu_memory_utilization.unwrap_or(GPU_MEMORY_UTILIZATION);
     ensure!(
         gpu_memory_utilization > 0.0 && gpu_memory_utilization <= 1.0,
@@ -231,7 +233,7 @@ fn resolve_engine(
         "--max-num-batched-tokens is {max_num_batched_tokens}; it must be at least --max-num-seqs, \
          which is {max_num_seqs}, so that every sequence gets a token in every step"
     );
-    let block_size = args.block_size.get();
+    let block_size = args.block_size.map_or(usual.block_size, NonZeroUsize::get);
     let mut engine = EngineConfig {
         overlap: workload.overlap,
         max_num_seqs,
@@ -255,6 +257,11 @@ fn resolve_engine(
     };
     engine.num_blocks = asked.unwrap_or(engine.num_blocks);
     Ok((engine, asked.is_some()))
+}
+
+/// Memory is read faster in runs of 4 KiB, so blocks have as many bytes whatever their numbers are.
+pub(crate) fn block_size_on_gpus(kv_dtype: KvDtype) -> usize {
+    if kv_dtype.greatest_code().is_some() { 32 } else { 16 }
 }
 
 fn resolve_max_model_len(args: &EngineArgs, model: &ModelConfig) -> Result<usize> {

@@ -89,7 +89,7 @@ fn shapes(config: &ModelConfig) -> Vec<Shape> {
     let shape = |name, rows, cols, bias, kind| Shape { name, rows, cols, bias, kind };
     let (added, out_bias) = (TunedKind::Added, config.attention_output_bias);
     vec![
-        shape("qkv", config.qkv_len(), hidden, config.qkv_bias, TunedKind::Plain),
+        shape("qkv", config.qkv_len(), hidden, config.qkv_bias, TunedKind::Rotated),
         shape("attention output", hidden, config.q_len(), out_bias, added),
         shape("gate and up", 2 * ffn, hidden, config.ffn_bias, TunedKind::Gated),
         shape("down", hidden, ffn, config.ffn_bias, added),

@@ -188,6 +188,16 @@ DEVICE float load_fresh(const float* from) {
     return x;
 }
 
+DEVICE void load8_fresh(const float* from, float (&x)[8]) {
+#pragma unroll
+    for (u32 i = 0; i < 8; i += 4) {
+        asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(x[i]), "=f"(x[i + 1]), "=f"(x[i + 2]), "=f"(x[i + 3])
+                     : "l"(from + i)
+                     : "memory");
+    }
+}
+
 // ---- e4m3 ----
 
 // Matrices of e4m3 lie as tensor cores want them: rows are padded with zeros to whole groups of 64

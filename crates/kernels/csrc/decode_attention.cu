@@ -12,10 +12,14 @@
 // heads of a group fill the short side of the tensor cores' tile; then O^T[dim, 8] += V^T P^T. Each
 // lane has two heads, the same ones in S^T and O^T.
 //
+// The plan, block tables and all keys and values but the newest were written before the kernel in
+// front began, which sees to that: so they are read before it has ended.
+//
 // Numbers of eight bits are widened between shared memory and tensor cores: keys to f16, in which
-// queries are then as well, values to bf16, whose range weights need. Lanes read them two at a
-// time, as one number of 16 bits, which leaves dims in another order: queries are read and sums are
-// written in that order. A token's scales multiply its scores and its weights.
+// queries are then as well, and values too, but to bf16 in a unified softmax, whose weights need
+// its range. Lanes read them two at a time, as one number of 16 bits, which leaves dims in another
+// order: queries are read and sums are written in that order. A token's scales multiply its scores
+// and its weights.
 //
 // Softmax. ONLINE: weights are relative to the greatest score so far, and sums are scaled when it
 // grows. Unified: weights are relative to a number that is fixed for each head, so that warps and
@@ -50,6 +54,9 @@ constexpr float LEAST_SUM = 0x1p-60f;
 constexpr float GREATEST_SUM = 0x1p100f;
 // What queries in f16 are multiplied by, exactly, so that large ones are not too large.
 constexpr float F16_SHARE = 0.0625f;
+// What weights in f16 are multiplied by, so that small ones are not too small.
+constexpr float F16_WEIGHTS = 256.0f;
+constexpr float GREATEST_F16 = 65504.0f;
 
 struct Params {
     const bf16* qkv;
@@ -208,24 +215,57 @@ struct Loader {
         }
     }
 
-    // Starts the copies of the next subtile to `stage`. Positions that are not seen become zeros:
-    // what the cache holds there may not even be a number.
+    // Whether the kernel in front writes to the next subtile: the row's newest position.
+    DEVICE bool is_new() const {
+        return !done && (turns.subtile + 1) * SUBTILE >= turns.context_len;
+    }
+
+    // Starts the copies of a subtile that is seen as a whole: what lies together in the cache.
+    DEVICE void load_whole(const Params& p, u32 start, u32 stage) {
+        u32 lane = lane_id();
+        u64 strip = strip_at(block, p.num_kv_heads, kv_head), at = strip + lane * 16;
+        u32 to = stage + lane / CHUNKS * PITCH + lane % CHUNKS * 16;
+        at += head_at(start % BLOCK_SIZE);
+#pragma unroll
+        for (u32 i = 0; i < COPIES; i++) {
+            copy16_or_zero(to + i * (32 / CHUNKS) * PITCH, p.keys + at + i * 512, true);
+            copy16_or_zero(to + i * (32 / CHUNKS) * PITCH + VALUES_AT, p.values + at + i * 512,
+                           true);
+        }
+        if (SCALED && lane < SUBTILE / 2) {
+            const u8* cache = lane < SUBTILE / 4 ? p.keys : p.values;
+            u32 offset = scale_at(start % BLOCK_SIZE) + lane % (SUBTILE / 4) * 16;
+            copy16_or_zero(stage + SCALES_AT + lane * 16, cache + strip + offset, true);
+        }
+    }
+
+    // As above, of any. Positions that are not seen become zeros: what the cache holds there may
+    // not even be a number.
+    DEVICE void load_part(const Params& p, u32 start, u32 stage) {
+#pragma unroll
+        for (u32 i = 0; i < COPIES; i++) {
+            u32 chunk = i * 32 + lane_id(), token = chunk / CHUNKS, part = chunk % CHUNKS;
+            u32 id = ONE_BLOCK ? block : __shfl_sync(ALL_LANES, block, token);
+            u32 offset = (start + token) % BLOCK_SIZE;
+            bool seen = turns.sees(start + token);
+            u64 at = strip_at(seen ? id : 0, p.num_kv_heads, kv_head) + head_at(offset) + part * 16;
+            u32 to = stage + token * PITCH + part * 16;
+            copy16_or_zero(to, p.keys + at, seen);
+            copy16_or_zero(to + VALUES_AT, p.values + at, seen);
+        }
+        if (SCALED) load_scales(p, start, stage + SCALES_AT);
+    }
+
+    // Starts the copies of the next subtile to `stage`.
     DEVICE void load(const Params& p, u32 head_groups, u32 stage) {
         if (!done) {
             u32 start = turns.subtile * SUBTILE;
-#pragma unroll
-            for (u32 i = 0; i < COPIES; i++) {
-                u32 chunk = i * 32 + lane_id(), token = chunk / CHUNKS, part = chunk % CHUNKS;
-                u32 id = ONE_BLOCK ? block : __shfl_sync(ALL_LANES, block, token);
-                u32 offset = (start + token) % BLOCK_SIZE;
-                bool seen = turns.sees(start + token);
-                u64 at = strip_at(seen ? id : 0, p.num_kv_heads, kv_head) + head_at(offset) +
-                         part * 16;
-                u32 to = stage + token * PITCH + part * 16;
-                copy16_or_zero(to, p.keys + at, seen);
-                copy16_or_zero(to + VALUES_AT, p.values + at, seen);
+            bool whole = start >= turns.visible && start + SUBTILE <= turns.context_len;
+            if (ONE_BLOCK && 32 % CHUNKS == 0 && whole) {
+                load_whole(p, start, stage);
+            } else {
+                load_part(p, start, stage);
             }
-            if (SCALED) load_scales(p, start, stage + SCALES_AT);
             turns.subtile += WARPS;
             seek(p, head_groups);
         }
@@ -372,10 +412,10 @@ template <bool ONLINE> DEVICE void weigh(Running& r, float (&s)[HALVES][4]) {
     }
 }
 
+#if KV == KV_BF16
 DEVICE void add_values(Running& r, const float (&w)[4], u32 values) {
     u32 b0 = transpose_matrix(pack_bf16(w[0], w[1]));
     u32 b1 = transpose_matrix(pack_bf16(w[2], w[3]));
-#if KV == KV_BF16
     u32 token = lane_id() % 8 + lane_id() / 16 * 8;
     u32 row = values + token * PITCH + lane_id() / 8 % 2 * 16;
 #pragma unroll
@@ -384,21 +424,36 @@ DEVICE void add_values(Running& r, const float (&w)[4], u32 values) {
         load_matrices_transposed(row + d * 32, a);
         multiply_add(r.acc[d], a, b0, b1);
     }
+}
 #else
+// Adds what is in two matrices, of which the lower eight tokens come first.
+template <bool F16>
+DEVICE void add_matrices(float (&acc)[4], u32 lower, u32 upper, u32 b0, u32 b1) {
+    u32 a[4];
+    if (F16) {
+        widen_to_f16(__byte_perm(lower, 0, 0x3120), a[0], a[1]);
+        widen_to_f16(__byte_perm(upper, 0, 0x3120), a[2], a[3]);
+        multiply_add_f16(acc, a, b0, b1);
+    } else {
+        widen_to_bf16(lower, a[0], a[1]);
+        widen_to_bf16(upper, a[2], a[3]);
+        multiply_add(acc, a, b0, b1);
+    }
+}
+
+template <bool F16> DEVICE void add_values(Running& r, const float (&w)[4], u32 values) {
+    u32 b0 = transpose_matrix(F16 ? pack_f16(w[0], w[1]) : pack_bf16(w[0], w[1]));
+    u32 b1 = transpose_matrix(F16 ? pack_f16(w[2], w[3]) : pack_bf16(w[2], w[3]));
     u32 row = values + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
 #pragma unroll
     for (u32 d = 0; d < STEPS; d += 2) {
-        u32 m[4], a[4], b[4];
+        u32 m[4];
         load_matrices_transposed(row + d * 16, m);
-        widen_to_bf16(m[0], a[0], a[1]);
-        widen_to_bf16(m[1], a[2], a[3]);
-        multiply_add(r.acc[d], a, b0, b1);
-        widen_to_bf16(m[2], b[0], b[1]);
-        widen_to_bf16(m[3], b[2], b[3]);
-        multiply_add(r.acc[d + 1], b, b0, b1);
+        add_matrices<F16>(r.acc[d], m[0], m[1], b0, b1);
+        add_matrices<F16>(r.acc[d + 1], m[2], m[3], b0, b1);
     }
-#endif
 }
+#endif
 
 // One turn of a warp: the subtile at `stage`.
 template <bool ONLINE>
@@ -416,6 +471,7 @@ DEVICE void add_subtile(Running& r, const u32 (&q)[STEPS][2], const Turns& turns
             u32 at = stage + SCALES_AT + 4 * (half * 16 + i * 8 + lane_id() / 4);
             of_keys[i] = load_shared(at) * (scale / F16_SHARE);
             of_values[half][i] = load_shared(at + 4 * SUBTILE);
+            if (ONLINE) of_values[half][i] = fminf(of_values[half][i] * F16_WEIGHTS, GREATEST_F16);
         }
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -428,7 +484,12 @@ DEVICE void add_subtile(Running& r, const u32 (&q)[STEPS][2], const Turns& turns
     for (u32 half = 0; half < HALVES; half++) {
 #pragma unroll
         for (u32 i = 0; SCALED && i < 4; i++) s[half][i] *= of_values[half][i / 2];
-        add_values(r, s[half], stage + VALUES_AT + half * 16 * PITCH);
+        u32 values = stage + VALUES_AT + half * 16 * PITCH;
+#if KV == KV_BF16
+        add_values(r, s[half], values);
+#else
+        add_values<ONLINE>(r, s[half], values);
+#endif
     }
 }
 
@@ -478,6 +539,7 @@ template <bool ONLINE> DEVICE void meet(Running& r, Meeting& meeting) {
             for (u32 d = 0; d < 2 * STEPS; d++) {
                 float2* to = reinterpret_cast<float2*>(own + dim_of(d / 2, d % 2) * HEADS);
                 float2 x = make_float2(r.acc[d / 2][d % 2 * 2], r.acc[d / 2][d % 2 * 2 + 1]);
+                if (SCALED && ONLINE) x.x /= F16_WEIGHTS, x.y /= F16_WEIGHTS;
                 if (!upper) {
                     float2 other = *to;
                     x.x += other.x, x.y += other.y;
@@ -535,30 +597,95 @@ DEVICE bool is_unsafe(const Params& p, const Piece& piece, u32 head, float denom
     return real && !(denominator > LEAST_SUM && denominator < GREATEST_SUM);
 }
 
-// Adds up all pieces of a row and head group in order; false, for all threads, if that is in vain.
-DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_cta) {
+// Adds another part of a softmax.
+DEVICE void combine(float& greatest, float& denominator, float other, float of_other) {
+    float both = fmaxf(greatest, other);
+    denominator = denominator * (UNIFIED ? 1.0f : relative(greatest, both)) +
+                  of_other * (UNIFIED ? 1.0f : relative(other, both));
+    greatest = both;
+}
+
+// Greatest scores and denominators of all pieces, left in `softmax[0]`.
+DEVICE void merge_softmax(const Params& p, u32 first_cta, u32 last_cta, Meeting& meeting) {
     u32 head = threadIdx.x % HEADS;
     float greatest = -INFINITE, denominator = 0.0f;
-    for (u32 cta = first_cta; !UNIFIED && cta <= last_cta; cta++) {
-        greatest = fmaxf(greatest, load_fresh(slot_of(p, cta, first_cta) + SUMS + 2 * head));
+    for (u32 cta = first_cta + threadIdx.x / HEADS; cta <= last_cta; cta += THREADS / HEADS) {
+        const float* from = slot_of(p, cta, first_cta) + SUMS + 2 * head;
+        combine(greatest, denominator, load_fresh(from), load_fresh(from + 1));
     }
-    auto factor = [&](const float* from) {
-        return UNIFIED ? 1.0f : relative(load_fresh(from + SUMS + 2 * head), greatest);
-    };
-    for (u32 cta = first_cta; cta <= last_cta; cta++) {
-        const float* from = slot_of(p, cta, first_cta);
-        denominator += load_fresh(from + SUMS + 2 * head + 1) * factor(from);
+#pragma unroll
+    for (u32 offset = HEADS; offset < 32; offset <<= 1) {
+        float other = __shfl_xor_sync(ALL_LANES, greatest, offset);
+        float of_other = __shfl_xor_sync(ALL_LANES, denominator, offset);
+        combine(greatest, denominator, other, of_other);
     }
-    if (UNIFIED && __syncthreads_or(is_unsafe(p, piece, head, denominator))) return false;
-    float scale = 1.0f / denominator;
-    write_out(p, piece, [&](u32 dim, u32 h) {
-        float sum = 0.0f;
-        for (u32 cta = first_cta; cta <= last_cta; cta++) {
-            const float* from = slot_of(p, cta, first_cta);
-            sum += load_fresh(from + dim * HEADS + h) * factor(from);
+    if (lane_id() < HEADS) {
+        meeting.softmax[warp_id()][head][0] = greatest;
+        meeting.softmax[warp_id()][head][1] = denominator;
+    }
+    __syncthreads();
+    if (threadIdx.x < HEADS) {
+        for (u32 w = 1; w < WARPS; w++) {
+            combine(greatest, denominator, meeting.softmax[w][head][0],
+                    meeting.softmax[w][head][1]);
         }
-        return sum * scale;
-    });
+        meeting.softmax[0][head][0] = greatest;
+        meeting.softmax[0][head][1] = denominator;
+    }
+    __syncthreads();
+}
+
+// Adds up all pieces of a row and head group in order; false, for all threads, if that is in vain.
+// A thread takes all heads of a dim; what pieces count for is worked out for some at a time.
+DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_cta,
+                  Meeting& meeting) {
+    constexpr u32 DIMS = (HEAD_DIM + THREADS - 1) / THREADS, AT_ONCE = THREADS / HEADS;
+    merge_softmax(p, first_cta, last_cta, meeting);
+    u32 head = threadIdx.x % HEADS;
+    float greatest = meeting.softmax[0][head][0], denominator = meeting.softmax[0][head][1];
+    if (UNIFIED && __syncthreads_or(is_unsafe(p, piece, head, denominator))) return false;
+
+    float* factors = meeting.sums[0]; // [AT_ONCE, HEADS]
+    float sums[DIMS][HEADS] = {};
+    for (u32 first = first_cta; first <= last_cta; first += AT_ONCE) {
+        u32 own = first + threadIdx.x / HEADS;
+        float factor = 1.0f;
+        if (!UNIFIED && own <= last_cta) {
+            factor = relative(load_fresh(slot_of(p, own, first_cta) + SUMS + 2 * head), greatest);
+        }
+        factors[threadIdx.x] = factor / denominator;
+        __syncthreads();
+        u32 count = min(AT_ONCE, last_cta + 1 - first);
+#pragma unroll 4
+        for (u32 i = 0; i < count; i++) {
+            const float* from = slot_of(p, first + i, first_cta);
+#pragma unroll
+            for (u32 d = 0; d < DIMS; d++) {
+                u32 dim = min(threadIdx.x + d * THREADS, HEAD_DIM - 1);
+                float x[HEADS];
+                load8_fresh(from + dim * HEADS, x);
+#pragma unroll
+                for (u32 h = 0; h < HEADS; h++) {
+                    sums[d][h] = fmaf(x[h], factors[i * HEADS + h], sums[d][h]);
+                }
+            }
+        }
+        __syncthreads();
+    }
+    u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
+    u32 in_group = piece.head_group % chunks * HEADS;
+    u64 at = u64(p.row_starts[piece.row]) * p.num_heads + piece.head_group / chunks * group;
+    bf16* out = p.out + (at + in_group) * HEAD_DIM;
+#pragma unroll
+    for (u32 d = 0; d < DIMS; d++) {
+        u32 dim = threadIdx.x + d * THREADS;
+#pragma unroll
+        for (u32 h = 0; h < HEADS; h++) {
+            if (dim < HEAD_DIM && in_group + h < group) {
+                out[h * HEAD_DIM + dim] = from_float<bf16>(sums[d][h]);
+            }
+        }
+    }
     return true;
 }
 
@@ -576,7 +703,7 @@ DEVICE bool finish(const Params& p, const Piece& piece, const Meeting& meeting) 
 
 // Leaves a piece that is not the whole, and merges all if it is the last to arrive; false, for all
 // threads, if that is in vain.
-DEVICE bool leave(const Params& p, const Piece& piece, u32 head_groups, const Meeting& meeting) {
+DEVICE bool leave(const Params& p, const Piece& piece, u32 head_groups, Meeting& meeting) {
     __shared__ bool last;
     u32 share = p.plan[0];
     u32 first_cta = piece.unit / share, last_cta = (piece.unit + piece.tiles - 1) / share;
@@ -593,7 +720,7 @@ DEVICE bool leave(const Params& p, const Piece& piece, u32 head_groups, const Me
         __threadfence();
     }
     __syncthreads();
-    return !last || merge(p, piece, first_cta, last_cta);
+    return !last || merge(p, piece, first_cta, last_cta, meeting);
 }
 
 // Rows of padding: nothing seen, and nothing that is not a number left behind.
@@ -614,14 +741,18 @@ struct Ring {
     u32 free_stage;
     Loader loader;
 
-    // All but one stage are on their way: what `walk` comes to next.
+    // All but one stage are on their way: what `walk` comes to next. The kernel in front has ended
+    // then, and what it writes was not asked for before.
     DEVICE void begin(const Params& p, u32 head_groups, const Walk& walk) {
         stage = 0;
         free_stage = STAGES - 1;
         loader.begin(p, head_groups, walk);
+        bool waited = false;
         for (u32 i = 0; i + 1 < STAGES; i++) {
+            if (!waited && loader.is_new()) wait_only(), waited = true;
             loader.load(p, head_groups, memory + i * STAGE_BYTES);
         }
+        if (!waited) wait_only();
     }
 };
 
@@ -664,24 +795,23 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
 #endif
 
 // Left to itself the compiler spills here to keep registers for a block more.
-#if HEAD_DIM == 64 && __CUDA_ARCH__ < 900
-#define BOUNDS __launch_bounds__(THREADS, 4)
+#if HEAD_DIM == 64
+#define BOUNDS __launch_bounds__(THREADS, 512 / THREADS)
 #else
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
 
 KERNEL void BOUNDS decode_attention(const Params p) {
-    wait_for_earlier_kernels();
+    let_next_begin();
     extern __shared__ __align__(16) u8 memory[];
     Meeting& meeting = *reinterpret_cast<Meeting*>(memory + WARPS * STAGES * STAGE_BYTES);
     u32 head_groups = p.num_kv_heads * chunks_of_group(p);
 
-    clear_empty_rows(p);
     Walk walk = Walk::begin(p);
-    if (walk.done()) return;
     Ring ring;
     ring.memory = shared_address(memory) + warp_id() * STAGES * STAGE_BYTES;
     ring.begin(p, head_groups, walk);
+    clear_empty_rows(p);
 
     while (!walk.done()) {
         Piece piece = walk.next(p, head_groups);

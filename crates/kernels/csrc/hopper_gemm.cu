@@ -128,43 +128,40 @@ DEVICE uint4 load_codes(u32 tile, u32 row, u32 group) {
     return v;
 }
 
-DEVICE void multiply_stage(Sums& sums, u32 stage) {
+// Half of a stage: its codes become numbers in `a`, which are multiplied.
+DEVICE void multiply_half(Sums& sums, u32 (&a)[4][4], u32 stage, u32 half) {
     u32 tile = stage + warp_id() / 4 * GROUP_ROWS * ROW_BYTES;
     u32 row = warp_id() % 4 * 16 + lane_id() / 4;
-    u64 x = rows_descriptor(stage + WEIGHT_BYTES);
-    u32 a[TILE_COLS / 16][4];
+    uint4 upper = load_codes(tile, row, half), lower = load_codes(tile, row + 8, half);
+    u32 words[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
 #pragma unroll
-    for (u32 group = 0; group < 2; group++) {
-        uint4 upper = load_codes(tile, row, group), lower = load_codes(tile, row + 8, group);
-        u32 words[2][4] = {{upper.x, upper.y, upper.z, upper.w},
-                           {lower.x, lower.y, lower.z, lower.w}};
-#pragma unroll
-        for (u32 k = 0; k < 4; k++) {
-            e4m3_to_bf16(words[0][k], a[4 * group + k][0], a[4 * group + k][2]);
-            e4m3_to_bf16(words[1][k], a[4 * group + k][1], a[4 * group + k][3]);
-        }
+    for (u32 k = 0; k < 4; k++) {
+        e4m3_to_bf16(words[0][k], a[k][0], a[k][2]);
+        e4m3_to_bf16(words[1][k], a[k][1], a[k][3]);
     }
+    u64 x = rows_descriptor(stage + WEIGHT_BYTES + half * PANEL_BYTES);
     products_begin();
 #pragma unroll
-    for (u32 k = 0; k < TILE_COLS / 16; k++) {
-        Product<M>::rows(sums, a[k], x + k / 4 * (PANEL_BYTES >> 4) + 2 * (k % 4));
-    }
+    for (u32 k = 0; k < 4; k++) Product<M>::rows(sums, a[k], x + 2 * k);
     products_commit();
 }
 
-// Registers that products read may not be written before these have ended, so one stage's end
-// before the next one's codes are read; the other warps keep the tensor cores busy.
+// Registers that products read may not be written before these have ended. So codes of one half of
+// a stage are turned into numbers while the other half is multiplied.
 DEVICE void multiply_all(const Params& p, Sums& sums, Ring ring, u32 begin, u32 end) {
+    u32 a[2][4][4];
+#if BLOCKS
     for (u32 block = begin; block < end; block++, ring.advance()) {
         barrier_wait(ring.full(ring.stage), ring.parity);
-#if BLOCKS
         const float* scales = p.scales + u64(block) * p.rows;
         u32 row = warp_id() % 4 * 16 + lane_id() / 4;
         float upper = scales[weight_row(p, row)], lower = scales[weight_row(p, row + 8)];
         Sums part = {};
-        multiply_stage(part, ring.at(ring.stage));
+        multiply_half(part, a[0], ring.at(ring.stage), 0);
+        multiply_half(part, a[1], ring.at(ring.stage), 1);
         products_wait<0>();
         pin(part);
+        if (lane_id() == 0) barrier_arrive(ring.empty(ring.stage));
 #pragma unroll
         for (u32 i = 0; i < M / 8; i++) {
             sums[i][0] = fmaf(part[i][0], upper, sums[i][0]);
@@ -172,13 +169,21 @@ DEVICE void multiply_all(const Params& p, Sums& sums, Ring ring, u32 begin, u32 
             sums[i][2] = fmaf(part[i][2], lower, sums[i][2]);
             sums[i][3] = fmaf(part[i][3], lower, sums[i][3]);
         }
-#else
-        multiply_stage(sums, ring.at(ring.stage));
-        products_wait<0>();
-        pin(sums);
-#endif
-        if (lane_id() == 0) barrier_arrive(ring.empty(ring.stage));
     }
+#else
+    u32 done = 0;
+    for (u32 block = begin; block < end; block++, ring.advance()) {
+        barrier_wait(ring.full(ring.stage), ring.parity);
+        multiply_half(sums, a[0], ring.at(ring.stage), 0);
+        products_wait<1>();
+        if (block > begin && lane_id() == 0) barrier_arrive(ring.empty(done));
+        multiply_half(sums, a[1], ring.at(ring.stage), 1);
+        products_wait<1>();
+        done = ring.stage;
+    }
+    products_wait<0>();
+    pin(sums);
+#endif
 }
 #else
 DEVICE void multiply_stage(Sums& sums, u32 stage) {
@@ -291,6 +296,7 @@ KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ 
         return;
     }
     Sums sums = {};
+    pin(sums); // Set here, not among the products, which would have to wait for each other then.
     multiply_all(p, sums, ring, begin, end);
     wait_only();
     write_tile(p, sums, reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES));

@@ -49,7 +49,7 @@ DEVICE u32 find_row(const uint4* rows, u32 num_rows, u32 unit) {
 }
 
 KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
-    wait_for_earlier_kernels();
+    wait_only();
     uint4* decode_rows = reinterpret_cast<uint4*>(p.plan + HEADER);
     u32* cta_rows = p.plan + HEADER + 4 * p.max_rows;
     uint2* prefill_tiles = reinterpret_cast<uint2*>(cta_rows + p.num_ctas + p.num_ctas % 2);
@@ -91,7 +91,8 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
     }
 
     __syncthreads(); // All rows are written, and visible within the block.
-    u32 share = max(u32(MIN_UNITS), ceil_div(num_units, p.num_ctas));
+    u32 least_share = most_tiles > MANY_PIECES * MIN_UNITS ? 2 * MIN_UNITS : MIN_UNITS;
+    u32 share = max(least_share, ceil_div(num_units, p.num_ctas));
     // Rows of one length are better left whole, if blocks get little more work by that.
     u32 whole = most_tiles == least_tiles ? ceil_div(share, most_tiles) * most_tiles : 0;
     if (whole > share && whole * 15 <= share * 16) share = whole;
@@ -106,4 +107,8 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
         u32 unit = cta * share;
         cta_rows[cta] = unit < num_units ? find_row(decode_rows, num_decode_rows, unit) : NONE;
     }
+    // Attention reads the plan before it waits.
+    __threadfence();
+    __syncthreads();
+    let_next_begin();
 }

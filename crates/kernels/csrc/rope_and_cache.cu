@@ -1,10 +1,20 @@
 // Normalises (if asked) and rotates query and key heads; queries go back to their place, keys and
-// values to the KV cache. Blocks along x take tokens, along y groups of heads; a warp takes a head.
+// values to the KV cache. Blocks along x take tokens, along y groups of heads.
+//
+// LANES neighbouring lanes share a head. Each has two runs of eight elements, such that what is
+// rotated together lies in the same lane. Lanes of the runs of a head of 96, of which 64 turn:
+//
+//   halves apart   0 1 2 3 0 1 2 3 4 4 5 5
+//   neighbours     0 0 1 1 2 2 3 3 4 4 5 5
+//
+// What the product in front left in parts is added up here first, in their order.
 #include "common.cuh"
 #include "kv_cache.cuh"
 
 struct Params {
     bf16* qkv;                 // [num_tokens, (num_heads + 2 num_kv_heads) * HEAD_DIM]
+    const float* parts;        // [num_parts, ...] of that, or null: it is in `qkv`.
+    const float* bias;         // To be added to parts, or null.
     const float* rotary_table; // [max_positions, rotary_dim]: cosines, then sines
     const float* q_norm;       // [HEAD_DIM]
     const float* k_norm;       // [HEAD_DIM]
@@ -15,143 +25,157 @@ struct Params {
     u32 num_tokens;
     u32 num_heads;
     u32 num_kv_heads;
-    u32 rotary_dim;
+    u32 rotary_dim; // A multiple of 16.
     float eps;
-    u32 reserved;
+    u32 num_parts;
 };
 
-constexpr u32 PAIRS = HEAD_DIM / 2;
-constexpr u32 PAIRS_PER_LANE = (PAIRS + 31) / 32;
-static_assert(HEAD_DIM % 2 == 0, "heads are read two elements at a time");
+constexpr u32 LANES_USED = HEAD_DIM / 16;
+static_assert(HEAD_DIM % 16 == 0 && LANES >= LANES_USED && 32 % LANES == 0, "whole runs");
 
-// One warp's head as f32.
-DEVICE void load_head(const u32* from, float* head) {
+// Combined over all lanes of a head.
+template <typename Combine> DEVICE float over_head(float x, Combine combine) {
 #pragma unroll
-    for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
-        u32 i = j * 32 + lane_id();
-        if (i < PAIRS) {
-            u32 pair = from[i];
-            head[2 * i] = low_float(pair);
-            head[2 * i + 1] = high_float(pair);
-        }
+    for (u32 offset = 1; offset < LANES; offset <<= 1) {
+        x = combine(x, __shfl_xor_sync(ALL_LANES, x, offset));
     }
-    __syncwarp();
+    return x;
 }
 
-DEVICE void norm_head(float* head, const float* weight, float eps) {
-    float squares = 0.0f;
-    for (u32 i = lane_id(); i < HEAD_DIM; i += 32) squares += head[i] * head[i];
-    float scale = 1.0f / sqrtf(warp_sum(squares) / HEAD_DIM + eps);
-    for (u32 i = lane_id(); i < HEAD_DIM; i += 32) head[i] *= scale * weight[i];
-    __syncwarp();
-}
+// One lane's part of a head.
+struct Runs {
+    u32 at[2]; // Where they begin.
+    float x[2][8];
 
-// Element `i` of the rotated head.
-DEVICE float rotated(const float* head, const float* turn, u32 dim, u32 i) {
-    if (i >= dim) return head[i];
-    u32 half = dim / 2;
-#if INTERLEAVED
-    bool first = i % 2 == 0;
-    u32 angle = i / 2, partner = i ^ 1;
-#else
-    bool first = i < half;
-    u32 angle = first ? i : i - half, partner = first ? i + half : i - half;
-#endif
-    float cos = turn[angle], sin = turn[half + angle];
-    return first ? head[i] * cos - head[partner] * sin : head[i] * cos + head[partner] * sin;
-}
-
-// Where a head of the cache lies.
-struct Place {
-    u8* strip;
-    u32 token;
-
-    static DEVICE Place of(const Params& p, u8* cache, u32 slot, u32 kv_head) {
-        return Place{cache + strip_at(slot / BLOCK_SIZE, p.num_kv_heads, kv_head),
-                     slot % BLOCK_SIZE};
+    DEVICE Runs(u32 lane, u32 rotary_dim) : x{} {
+        u32 half = rotary_dim / 2;
+        bool apart = !INTERLEAVED && 8 * lane < half;
+        at[0] = apart ? 8 * lane : 16 * lane;
+        at[1] = apart ? half + 8 * lane : 16 * lane + 8;
     }
 
-    // This lane's pairs of a head: `x(pair)` of element 2 pair and the next.
-    template <typename Pair> DEVICE void write(Pair x) const {
-#if KV == KV_BF16
-        u32* to = reinterpret_cast<u32*>(strip + head_at(token));
-#pragma unroll
-        for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
-            u32 pair = j * 32 + lane_id();
-            if (pair >= PAIRS) break;
-            float2 v = x(pair);
-            to[pair] = pack_bf16(v.x, v.y);
+    // Head `i` of a token.
+    DEVICE void load(const Params& p, u32 token, u32 i) {
+        u64 len = u64(p.num_heads + 2 * p.num_kv_heads) * HEAD_DIM, start = u64(i) * HEAD_DIM;
+        if (p.parts == nullptr) {
+            load8(p.qkv + token * len + start + at[0], x[0]);
+            load8(p.qkv + token * len + start + at[1], x[1]);
+            return;
         }
-#else
-        float2 pairs[PAIRS_PER_LANE];
+        if (p.bias != nullptr) {
+            load8(p.bias + start + at[0], x[0]);
+            load8(p.bias + start + at[1], x[1]);
+        }
+        const float* from = p.parts + token * len + start;
+#pragma unroll 4
+        for (u32 part = 0; part < p.num_parts; part++, from += p.num_tokens * len) {
+            float v[2][8];
+            load8(from + at[0], v[0]);
+            load8(from + at[1], v[1]);
+#pragma unroll
+            for (u32 j = 0; j < 16; j++) x[j / 8][j % 8] += v[j / 8][j % 8];
+        }
+    }
+
+    // With all lanes of the head.
+    DEVICE void normalise(const float* weight, float eps) {
+        float squares = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < 16; j++) squares += x[j / 8][j % 8] * x[j / 8][j % 8];
+        squares = over_head(squares, [](float a, float b) { return a + b; });
+        float scale = 1.0f / sqrtf(squares / HEAD_DIM + eps);
+        if (weight == nullptr) return;
+#pragma unroll
+        for (u32 run = 0; run < 2; run++) {
+            float w[8];
+            load8(weight + at[run], w);
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) x[run][j] *= scale * w[j];
+        }
+    }
+
+    // `cosines` and, behind them, sines: this lane's eight.
+    DEVICE void rotate(const float* cosines, u32 half) {
+        float cos[8], sin[8];
+        load8(cosines, cos);
+        load8(cosines + half, sin);
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            float& first = INTERLEAVED ? x[j / 4][j % 4 * 2] : x[0][j];
+            float& second = INTERLEAVED ? x[j / 4][j % 4 * 2 + 1] : x[1][j];
+            float turned = first * cos[j] - second * sin[j];
+            second = second * cos[j] + first * sin[j];
+            first = turned;
+        }
+    }
+
+    DEVICE void store(bf16* head) const {
+        store8(head + at[0], x[0]);
+        store8(head + at[1], x[1]);
+    }
+
+    // With all lanes of the head: its largest magnitude.
+    DEVICE float greatest() const {
         float greatest = 0.0f;
 #pragma unroll
-        for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
-            u32 pair = j * 32 + lane_id();
-            pairs[j] = pair < PAIRS ? x(pair) : make_float2(0.0f, 0.0f);
-            greatest = fmaxf(greatest, fmaxf(fabsf(pairs[j].x), fabsf(pairs[j].y)));
-        }
-#pragma unroll
-        for (int offset = 16; offset > 0; offset >>= 1) {
-            greatest = fmaxf(greatest, __shfl_xor_sync(ALL_LANES, greatest, offset));
-        }
+        for (u32 j = 0; j < 16; j++) greatest = fmaxf(greatest, fabsf(x[j / 8][j % 8]));
+        return over_head(greatest, [](float a, float b) { return fmaxf(a, b); });
+    }
+
+    // To a head of the cache, as codes relative to its largest magnitude.
+    DEVICE void store_codes(u8* head, float greatest) const {
         float inverse = greatest > 0.0f ? GREATEST_CODE / greatest : 0.0f;
-        u16* to = reinterpret_cast<u16*>(strip + head_at(token));
 #pragma unroll
-        for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
-            u32 pair = j * 32 + lane_id();
-            if (pair < PAIRS) to[pair] = narrow_pair(pairs[j].x * inverse, pairs[j].y * inverse);
+        for (u32 run = 0; run < 2; run++) {
+            u32 pairs[4];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                pairs[j] = narrow_pair(x[run][2 * j] * inverse, x[run][2 * j + 1] * inverse);
+            }
+            *reinterpret_cast<uint2*>(head + at[run]) =
+                make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
         }
-        if (lane_id() == 0) {
-            *reinterpret_cast<float*>(strip + scale_at(token)) = greatest / GREATEST_CODE;
-        }
-#endif
     }
 };
 
-KERNEL void __launch_bounds__(32 * WARPS) rope_and_cache(const Params p) {
-    wait_for_earlier_kernels();
-    __shared__ float heads[WARPS][HEAD_DIM];
-    u32 token = blockIdx.x;
-    u32 i = blockIdx.y * WARPS + warp_id();
+KERNEL void __launch_bounds__(THREADS) rope_and_cache(const Params p) {
+    // Not before: what comes next may read, before it waits, what was written before this began.
+    wait_only();
+    let_next_begin();
+    u32 token = blockIdx.x, lane = threadIdx.x % LANES;
+    u32 i = (blockIdx.y * THREADS + threadIdx.x) / LANES;
     u32 num_rotated = p.num_heads + p.num_kv_heads;
-    if (i >= num_rotated + p.num_kv_heads) return;
-    u32* from = reinterpret_cast<u32*>(p.qkv) +
-                (u64(token) * (num_rotated + p.num_kv_heads) + i) * PAIRS;
+    bool is_real = i < num_rotated + p.num_kv_heads && lane < LANES_USED;
+    bool is_rotated = is_real && i < num_rotated;
+    u32 position = p.positions[token], slot = p.slot_mapping[token];
 
-    Place place;
-    if (i >= p.num_heads) {
-        u32 slot = p.slot_mapping[token];
-        if (slot == NONE) return; // Padding.
-        u32 kv_head = i < num_rotated ? i - p.num_heads : i - num_rotated;
-        place = Place::of(p, i < num_rotated ? p.keys : p.values, slot, kv_head);
-    }
-    if (i >= num_rotated) {
-        place.write([&](u32 pair) {
-            return make_float2(low_float(from[pair]), high_float(from[pair]));
-        });
-        return;
-    }
-
-    float* head = heads[warp_id()];
-    load_head(from, head);
+    Runs runs(lane, p.rotary_dim);
+    if (is_real) runs.load(p, token, i);
 #if QK_NORM
-    norm_head(head, i < p.num_heads ? p.q_norm : p.k_norm, p.eps);
+    const float* norm = i < p.num_heads ? p.q_norm : p.k_norm;
+    runs.normalise(is_rotated ? norm : nullptr, p.eps);
 #endif
-    const float* turn = p.rotary_table + u64(p.positions[token]) * p.rotary_dim;
-    auto turned = [&](u32 pair) {
-        return make_float2(rotated(head, turn, p.rotary_dim, 2 * pair),
-                           rotated(head, turn, p.rotary_dim, 2 * pair + 1));
-    };
-    if (i >= p.num_heads) {
-        place.write(turned);
+    if (is_rotated && 16 * lane < p.rotary_dim) {
+        runs.rotate(p.rotary_table + u64(position) * p.rotary_dim + 8 * lane, p.rotary_dim / 2);
+    }
+#if KV != KV_BF16
+    float greatest = runs.greatest();
+#endif
+    if (!is_real) return;
+    if (i < p.num_heads) {
+        runs.store(p.qkv + (u64(token) * (num_rotated + p.num_kv_heads) + i) * HEAD_DIM);
         return;
     }
-#pragma unroll
-    for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
-        u32 pair = j * 32 + lane_id();
-        if (pair >= PAIRS) break;
-        float2 v = turned(pair);
-        from[pair] = pack_bf16(v.x, v.y);
+    if (slot == NONE) return; // Padding.
+    u32 kv_head = i < num_rotated ? i - p.num_heads : i - num_rotated, in_block = slot % BLOCK_SIZE;
+    u8* strip = (i < num_rotated ? p.keys : p.values) +
+                strip_at(slot / BLOCK_SIZE, p.num_kv_heads, kv_head);
+#if KV == KV_BF16
+    runs.store(reinterpret_cast<bf16*>(strip + head_at(in_block)));
+#else
+    runs.store_codes(strip + head_at(in_block), greatest);
+    if (lane == 0) {
+        *reinterpret_cast<float*>(strip + scale_at(in_block)) = greatest / GREATEST_CODE;
     }
+#endif
 }

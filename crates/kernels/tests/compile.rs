@@ -64,7 +64,11 @@ fn complaints(
                 complaints.push(format!("{spec} for {}: {line}", gpu.arch.name()));
             }
         }
-        for line in cubin.log().lines().filter(|line| line.contains("warning")) {
+        for line in cubin
+            .log()
+            .lines()
+            .filter(|line| line.contains("warning") || line.contains("Performance Loss"))
+        {
             complaints.push(format!("{spec} for {}: {line}", gpu.arch.name()));
         }
     }

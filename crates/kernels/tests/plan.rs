@@ -3,7 +3,7 @@
 //! The model follows `csrc/plan_attention.cu` and `csrc/decode_attention.cu` line by line; the
 //! backend's checks compare the device's plan with what it must add up to.
 
-use inflight_kernels::ops::plan_attention::{MIN_UNITS, PlanLayout, TILE_LEN};
+use inflight_kernels::ops::plan_attention::{MANY_PIECES, MIN_UNITS, PlanLayout, TILE_LEN};
 use proptest::prelude::*;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,8 +53,10 @@ fn plan(rows: &[Row], shape: Shape) -> Plan {
             plan.prefill_tiles.extend(firsts);
         }
     }
-    plan.share = plan.units.div_ceil(shape.num_ctas).max(MIN_UNITS);
     let tiles = || plan.rows.iter().map(|row| row.tiles);
+    let many = tiles().max().unwrap_or(0) > MANY_PIECES * MIN_UNITS;
+    let least = if many { 2 * MIN_UNITS } else { MIN_UNITS };
+    plan.share = plan.units.div_ceil(shape.num_ctas).max(least);
     if let (Some(most), Some(least)) = (tiles().max(), tiles().min())
         && most == least
     {
@@ -138,7 +140,7 @@ fn check(rows: &[Row], shape: Shape) {
     }
     assert!(most <= plan.share && plan.share * shape.num_ctas >= plan.units);
     let ideal = plan.units.div_ceil(shape.num_ctas);
-    let allowed = ideal.max(MIN_UNITS) * 16 / 15;
+    let allowed = ideal.max(2 * MIN_UNITS) * 16 / 15;
     assert!(most <= allowed, "{most} units in one block, {ideal} would do");
 }
 
@@ -199,7 +201,10 @@ fn the_shapes_of_the_reference_experiment() {
     // 62.06 units would do; with 64 no row is split.
     assert_eq!((even.units, even.share), (32 * 8 * 64, 64));
     assert!((0..264).flat_map(|cta| pieces(&even, cta, 8)).all(|piece| piece.slot.is_none()));
-    // Alone, a row is still spread over half of the GPU's blocks, four tiles each.
+    // Alone, a row is still spread over half of the GPU's blocks, four tiles each; a short one over
+    // more pieces of two.
+    let short = plan(&[Row { context: 640, queries: 1 }], shape);
+    assert_eq!((short.units, short.share), (80, 2));
     let alone = plan(&rows[..1], shape);
     assert_eq!((alone.units, alone.share), (512, 4));
     check(&rows[..1], shape);

@@ -434,7 +434,23 @@ impl Backend for CudaBackend {
         args: RopeAndCache<'_, Self>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        self.shared.operators.rope_and_cache(&args, stream)
+        self.shared.operators.rope_and_cache(&args, None, stream)
+    }
+
+    fn matmul_and_rope(
+        &self,
+        matmul: Matmul<'_, Self>,
+        rope: RopeAndCache<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        assert_eq!(rope.qkv.address(), matmul.out.address(), "what is rotated was multiplied");
+        let product = Product { next: Next::Rope, ..self.product(&matmul) };
+        let parts = if self.multiply(&product, stream)? {
+            Some(self.shared.gemm.parts(&product, stream)?)
+        } else {
+            None
+        };
+        self.shared.operators.rope_and_cache(&rope, parts, stream)
     }
 
     fn attention(

@@ -4,12 +4,12 @@ use half::bf16;
 
 use super::{
     BF16_TOLERANCE, Pair,
-    rig::{Rig, normal},
+    rig::{Rig, normal, tensor},
     steps::RandomStep,
 };
 use crate::{
     AttentionShape, Backend, BackendError,
-    ops::{Attention, RopeAndCache},
+    ops::{Attention, Matmul, RopeAndCache},
 };
 
 /// One kind of attention layer.
@@ -66,18 +66,26 @@ const HEADS: [Heads; 9] = [
 ];
 
 fn check_rotation<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    let rope = |heads, rotary_dim, interleaved, qk_norm| Rope {
+        heads,
+        rotary_dim,
+        interleaved,
+        qk_norm,
+        cols: None,
+    };
     for case in [
-        Rope { heads: Heads::new(8, 2, 64), rotary_dim: 64, interleaved: false, qk_norm: false },
-        Rope { heads: Heads::new(9, 3, 64), rotary_dim: 64, interleaved: true, qk_norm: false },
-        Rope { heads: Heads::new(8, 1, 128), rotary_dim: 128, interleaved: false, qk_norm: true },
-        Rope { heads: Heads::new(4, 4, 96), rotary_dim: 48, interleaved: false, qk_norm: false },
+        rope(Heads::new(8, 2, 64), 64, false, false),
+        rope(Heads::new(9, 3, 64), 64, true, false),
+        rope(Heads::new(8, 1, 128), 128, false, true),
+        rope(Heads::new(4, 4, 96), 48, false, false),
+        rope(Heads::new(2, 1, 256), 256, false, true),
     ] {
-        let step = RandomStep::mixed(16);
-        let out = case.run(&pair.device, &step)?;
-        let expected = case.run(&pair.reference, &step)?;
-        pair.compare(case.name("queries"), &out.queries, &expected.queries, BF16_TOLERANCE);
-        pair.compare(case.name("keys"), &out.keys, &expected.keys, BF16_TOLERANCE);
-        pair.compare(case.name("values"), &out.values, &expected.values, BF16_TOLERANCE);
+        case.check(pair, &RandomStep::mixed(16), BF16_TOLERANCE)?;
+        // Codes follow every bit of what was multiplied.
+        let tolerance = 3.0 * BF16_TOLERANCE;
+        let case = Rope { cols: Some(576), ..case };
+        case.check(pair, &RandomStep::mixed(16), tolerance)?;
+        case.check(pair, &RandomStep::decode(&[1, 17, 64], 16), tolerance)?;
     }
     Ok(())
 }
@@ -92,6 +100,7 @@ fn check_attention<B: Backend>(
             ("decode", RandomStep::decode(&tile_edges, 16)),
             ("decode one long", RandomStep::decode(&[3001], 16)),
             ("mixed", RandomStep::mixed(16)),
+            ("mixed, blocks of 32", RandomStep::mixed(32)),
             ("mixed, blocks of 64", RandomStep::mixed(64)),
             ("prefill", RandomStep::prefill(16)),
         ] {
@@ -113,6 +122,8 @@ struct Rope {
     rotary_dim: usize,
     interleaved: bool,
     qk_norm: bool,
+    /// Columns of the matrix that makes queries, keys and values, if they are not there before.
+    cols: Option<usize>,
 }
 
 /// What a rotation writes.
@@ -126,7 +137,22 @@ impl Rope {
     fn name(&self, what: &str) -> String {
         let marks = [(self.interleaved, " interleaved"), (self.qk_norm, " with norm")];
         let marks: String = marks.iter().filter(|(set, _)| *set).map(|(_, mark)| *mark).collect();
-        format!("rope_and_cache {what}, {}{marks}", self.heads.name())
+        let name = if self.cols.is_some() { "matmul_and_rope" } else { "rope_and_cache" };
+        format!("{name} {what}, {}{marks}", self.heads.name())
+    }
+
+    fn check<B: Backend>(
+        &self,
+        pair: &mut Pair<'_, B>,
+        step: &RandomStep,
+        tolerance: f64,
+    ) -> Result<(), BackendError> {
+        let out = self.run(&pair.device, step)?;
+        let expected = self.run(&pair.reference, step)?;
+        pair.compare(self.name("queries"), &out.queries, &expected.queries, tolerance);
+        pair.compare(self.name("keys"), &out.keys, &expected.keys, tolerance);
+        pair.compare(self.name("values"), &out.values, &expected.values, tolerance);
+        Ok(())
     }
 
     fn run<B: Backend>(
@@ -141,7 +167,11 @@ impl Rope {
             step.num_cache_blocks * self.heads.num_kv_heads * step.block_size * head_dim;
         let layout = rig.backend.kv_layout(attention);
         let kv = rig.kv(layout, &vec![0.5; cache_len], &vec![-0.5; cache_len])?;
-        let qkv = rig.activations(&normal(50, shape.num_tokens * attention.qkv_len()))?;
+        let (num_rows, len) = (shape.num_tokens, attention.qkv_len());
+        let qkv = match self.cols {
+            Some(_) => rig.poisoned(num_rows * len)?,
+            None => rig.activations(&normal(50, num_rows * len))?,
+        };
         let max_positions = 1024;
         let table = rig.vector(&angles(max_positions, self.rotary_dim))?;
         let norms = (rig.vector(&normal(51, head_dim))?, rig.vector(&normal(52, head_dim))?);
@@ -157,7 +187,17 @@ impl Rope {
             batch: &batch,
             step: shape,
         };
-        rig.backend.rope_and_cache(args, &rig.stream)?;
+        match self.cols {
+            Some(cols) => {
+                let weight = tensor(&[len, cols], &normal(53, len * cols));
+                let weight = &rig.backend.load_matrix(&[weight])?;
+                let bias = Some(&rig.vector(&normal(54, len))?);
+                let x = &rig.activations(&normal(55, num_rows * cols))?;
+                let matmul = Matmul { x, weight, bias, out: &qkv, num_rows, accumulate: false };
+                rig.backend.matmul_and_rope(matmul, args, &rig.stream)?;
+            }
+            None => rig.backend.rope_and_cache(args, &rig.stream)?,
+        }
         let all = rig.read_activations(&qkv, shape.num_tokens * attention.qkv_len())?;
         let rows = all.chunks_exact(attention.qkv_len());
         let queries = rows.flat_map(|row| row[..attention.q_len()].to_vec()).collect();

@@ -230,7 +230,7 @@ impl<B: Backend> Contexts<'_, B> {
             layers,
             qkv: self.random_activations(max_tokens, attention.qkv_len())?,
             out: backend.alloc_activations("bench", max_tokens * attention.q_len())?,
-            rotary: self.random(sequences.len.max(1) * attention.head_dim)?,
+            rotary: self.no_rotation(sequences.len.max(1), attention.head_dim)?,
             batch: DeviceBatch::new(backend, capacity)?,
             packed: backend.alloc_words("bench", num_words)?,
             host: backend.alloc_host("bench", num_words)?,
@@ -255,12 +255,25 @@ impl<B: Backend> Contexts<'_, B> {
         self.stopwatch.backend.load_vector(&[HostTensor { name, dtype, shape: vec![len], data }])
     }
 
+    /// A rotary table of ones and zeros: queries are turned in place over and over, which must not
+    /// make them grow beyond what attention meets in a model.
+    fn no_rotation(&self, num_positions: usize, head_dim: usize) -> Result<B::Buffer> {
+        let cosines = [1.0_f32.to_le_bytes(), 0.0_f32.to_le_bytes()];
+        let row = cosines.map(|value| value.repeat(head_dim / 2)).concat();
+        self.vector(num_positions * head_dim, row.repeat(num_positions))
+    }
+
+    fn vector(&self, len: usize, bytes: Vec<u8>) -> Result<B::Buffer> {
+        let data = TensorData::Owned(bytes.into());
+        let (name, dtype) = ("bench".to_owned(), Dtype::F32);
+        let tensor = HostTensor { name, dtype, shape: vec![len], data };
+        Ok(self.stopwatch.backend.load_vector(&[tensor])?)
+    }
+
     fn random_activations(&self, num_rows: usize, len: usize) -> Result<B::Buffer> {
         let backend = self.stopwatch.backend;
         let x = self.random(num_rows * len)?;
-        let data = TensorData::Owned(1_f32.to_le_bytes().repeat(len).into());
-        let (name, dtype) = ("bench".to_owned(), Dtype::F32);
-        let ones = backend.load_vector(&[HostTensor { name, dtype, shape: vec![len], data }])?;
+        let ones = self.vector(len, 1_f32.to_le_bytes().repeat(len))?;
         let out = backend.alloc_activations("bench", num_rows * len)?;
         let (weight, eps) = (&ones, 1e-5);
         let args = RmsNorm { x: &x, weight, out: &out, num_rows, len, eps };

@@ -123,9 +123,9 @@ pub(crate) struct KernelsArgs {
     #[arg(long, default_value = "auto", value_name = "auto|cpu|cuda")]
     pub(crate) device: DeviceChoice,
 
-    /// Tokens of a block of the KV cache
-    #[arg(long, default_value = "16", value_name = "TOKENS")]
-    pub(crate) block_size: NonZeroUsize,
+    /// Tokens of a block of the KV cache [default: 16; on GPUs 32 where its numbers have 8 bits]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) block_size: Option<NonZeroUsize>,
 
     /// Type of the KV cache's numbers: auto is f16 on CPUs and bf16 on GPUs, which besides have fp8
     /// and int8

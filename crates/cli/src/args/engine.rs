@@ -32,9 +32,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_num_batched_tokens: Option<NonZeroUsize>,
 
-    /// Tokens of a block, the unit in which the KV cache is given out
-    #[arg(long, default_value = "16", value_name = "TOKENS")]
-    pub(crate) block_size: NonZeroUsize,
+    /// Tokens of a block, the unit in which the KV cache is given out [default: 16; on
+    /// GPUs 32 where its numbers have 8 bits]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) block_size: Option<NonZeroUsize>,
 
     /// Size of the KV cache in tokens [default: on CPUs a quarter of the memory, on GPUs what
     /// weights and steps leave, or less if that is enough for --max-num-seqs sequences of

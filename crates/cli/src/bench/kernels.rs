@@ -18,6 +18,7 @@ use crate::args::{KernelsArgs, KvChoice};
 use crate::device::{Chosen, GpuUse, choose};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
+use crate::resolve::block_size_on_gpus;
 
 /// Most of a list's numbers: more is a slip, and takes memory beyond any device's.
 const MOST: usize = 1 << 20;
@@ -152,10 +153,11 @@ fn workload(args: &KernelsArgs, on_gpu: bool) -> Result<KernelWorkload> {
         ensure!(over.is_none(), "{flag}: {MOST} is the most");
         Ok(if given.is_empty() { [defaults.everywhere, more].concat() } else { given })
     };
+    let usual_block_size = if on_gpu { block_size_on_gpus(kv_dtype_on_gpus(args)) } else { 16 };
     Ok(KernelWorkload {
         config: config(args)?,
         weights: args.weights,
-        block_size: args.block_size.get(),
+        block_size: args.block_size.map_or(usual_block_size, NonZeroUsize::get),
         num_rows: list("--rows", &args.rows, &ROWS)?,
         batches: list("--batches", &args.batches, &BATCHES)?,
         contexts: list("--contexts", &args.contexts, &CONTEXTS)?,

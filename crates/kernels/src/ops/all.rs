@@ -18,7 +18,7 @@ use super::{
     prefill_hopper::PrefillHopper,
     random_normal::RandomNormal,
     rms_norm::RmsNorm,
-    rope_and_cache::RopeAndCache,
+    rope_and_cache::{RopeAndCache, Rotation},
     sample::Sample,
     silu_and_mul::SiluAndMul,
     sum_parts::SumParts,
@@ -30,7 +30,7 @@ use crate::{Arch, Element, Gpu, Kernel, KernelError, KernelSpec, KvNumbers, KvSh
 /// Head sizes and block sizes that are checked.
 pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
 /// Block sizes that are checked.
-pub const BLOCK_SIZES: [u32; 2] = [16, 64];
+pub const BLOCK_SIZES: [u32; 3] = [16, 32, 64];
 
 /// The specialisations for a GPU: all element types, the usual heads and blocks.
 ///
@@ -90,6 +90,10 @@ fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelErr
     for head_dim in HEAD_DIMS {
         for block_size in BLOCK_SIZES {
             for numbers in KvNumbers::ALL {
+                // The usual sizes, and one for prefixes that are long.
+                if block_size == if numbers.has_scales() { 16 } else { 32 } && head_dim != 128 {
+                    continue;
+                }
                 let cache = KvShape { numbers, head_dim, block_size };
                 for softmax in [Softmax::Online, Softmax::Unified] {
                     specs.push(DecodeAttention::new(gpu, cache, softmax)?.spec());
@@ -104,7 +108,8 @@ fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelErr
             for (interleaved, qk_norm) in
                 [(false, false), (true, false), (false, true), (true, true)]
             {
-                specs.push(RopeAndCache { cache, interleaved, qk_norm }.spec());
+                let rotation = Rotation { dim: head_dim, interleaved, qk_norm };
+                specs.push(RopeAndCache::new(cache, rotation)?.spec());
             }
         }
     }

@@ -87,7 +87,9 @@ impl DecodeAttention {
             let smem = shape.dynamic_smem();
             smem <= gpu.smem_per_block && gpu.blocks_per_sm(smem) >= blocks
         };
-        let choices = [(4, 2), (2, 2), (4, 1), (2, 1)];
+        let choices = [(8, 2), (4, 2), (2, 2), (4, 1), (2, 1)];
+        // More warps only where widening numbers keeps them busy.
+        let choices = if cache.numbers.has_scales() { &choices[..] } else { &choices[1..] };
         let found = choices.iter().find_map(|(warps, blocks)| {
             let stages = (2..=Self::MAX_STAGES).rev();
             stages.map(|stages| shape(*warps, stages)).find(|shape| fits(shape, *blocks))
@@ -184,6 +186,9 @@ mod tests {
             DecodeAttention::new(&Gpu::H200, cache(KvNumbers::Bf16, 128), Softmax::Unified)
                 .unwrap();
         assert_eq!((kernel.warps, kernel.stages, kernel.num_ctas), (4, 3, 264));
+        let kernel = DecodeAttention::new(&Gpu::H200, cache(KvNumbers::Fp8, 128), Softmax::Online);
+        let kernel = kernel.unwrap();
+        assert_eq!((kernel.warps, kernel.stages, kernel.num_ctas), (8, 2, 264));
     }
 
     #[test]

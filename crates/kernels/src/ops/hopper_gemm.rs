@@ -6,7 +6,7 @@ use crate::{
 
 /// `x * weight^T` for up to as many rows of `x` as it is made for, as [`HopperOp`] says.
 ///
-/// A row's sums have the same order whatever the number of rows is.
+/// With weights in bf16 a row's sums have the same order whatever the number of rows is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HopperGemm {
     padded_rows: u32,
@@ -146,6 +146,14 @@ impl HopperGemm {
     }
 }
 
+impl HopperShape {
+    /// Whether making numbers of codes takes long beside all else: the more warps share a
+    /// multiprocessor, the better.
+    const fn has_codes_and_few_rows(&self) -> bool {
+        !matches!(self.weights, HopperWeights::Bf16) && self.num_rows <= 8
+    }
+}
+
 impl HopperWeights {
     /// Most rows of `x`. With scales of blocks, a stage's sums stand beside all.
     const fn max_rows(self) -> u32 {
@@ -165,11 +173,15 @@ impl HopperWeights {
 }
 
 impl Tiling {
-    /// The one that promises most: few multiprocessors idle, few parts, large tiles. It does not
-    /// depend on the rows of `x`, so that sums do not either.
+    /// The one that promises most: few multiprocessors idle, few parts, large tiles. With weights
+    /// in bf16 it does not depend on the rows of `x`, so that sums do not either.
     fn best(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Self {
         let blocks_of_columns = shape.cols.div_ceil(shape.weights.tile_cols());
-        let groups: &[u32] = if op == HopperOp::Silu { &[4, 2] } else { &[3, 2] };
+        let groups: &[u32] = match op {
+            HopperOp::Silu => &[4, 2],
+            HopperOp::Parts if shape.has_codes_and_few_rows() => &[4, 3, 2],
+            HopperOp::Parts => &[3, 2],
+        };
         let most_parts = if op == HopperOp::Silu { 1 } else { HopperGemm::MAX_PARTS };
         let parts = 1..=most_parts.min(blocks_of_columns.max(1));
         let all = groups.iter().flat_map(|groups| [64, 56, 48].map(|rows| (*groups, rows)));
@@ -188,7 +200,12 @@ impl Tiling {
         let tile_rows = self.groups * self.group_rows;
         let taken = i64::from(turns) * i64::from(tile_rows);
         let used = 1000 * i64::from(shape.rows) * i64::from(self.num_parts) / taken.max(1);
-        used - 10 * i64::from(self.num_parts) - 6000 / i64::from(tile_rows)
+        let lost_with_tiles = match shape.weights {
+            HopperWeights::Bf16 => 6000,
+            _ if shape.has_codes_and_few_rows() => 20_000,
+            HopperWeights::Fp8 | HopperWeights::Fp8Blocks => 7000,
+        };
+        used - 10 * i64::from(self.num_parts) - lost_with_tiles / i64::from(tile_rows)
     }
 
     const fn out_rows(&self, op: HopperOp) -> u32 {
@@ -239,12 +256,17 @@ mod tests {
     use super::*;
 
     fn kernel(num_rows: u32, rows: u32, cols: u32, op: HopperOp) -> HopperGemm {
-        HopperGemm::new(
-            &Gpu::H200,
-            HopperShape { num_rows, rows, cols, weights: HopperWeights::Bf16 },
-            op,
-        )
-        .unwrap()
+        kernel_of(HopperWeights::Bf16, num_rows, rows, cols, op)
+    }
+
+    fn kernel_of(
+        weights: HopperWeights,
+        num_rows: u32,
+        rows: u32,
+        cols: u32,
+        op: HopperOp,
+    ) -> HopperGemm {
+        HopperGemm::new(&Gpu::H200, HopperShape { num_rows, rows, cols, weights }, op).unwrap()
     }
 
     #[test]
@@ -258,6 +280,22 @@ mod tests {
             let kernel = kernel(32, rows, cols, op);
             assert_eq!(kernel.tiling, Tiling { groups, group_rows, num_parts });
             assert!((128..=132).contains(&(kernel.tiling.num_tiles(rows, op) * num_parts)));
+        }
+    }
+
+    /// The fastest of those tried on an H200.
+    #[test]
+    fn codes_of_few_rows_are_shared_by_more_warps() {
+        for (num_rows, rows, cols, groups, group_rows, num_parts) in [
+            (1, 6144, 4096, 3, 64, 4),
+            (1, 4096, 4096, 4, 64, 8),
+            (8, 4096, 14336, 4, 64, 8),
+            (32, 6144, 4096, 3, 64, 4),
+            (32, 4096, 4096, 2, 64, 4),
+            (32, 4096, 14336, 2, 64, 4),
+        ] {
+            let kernel = kernel_of(HopperWeights::Fp8, num_rows, rows, cols, HopperOp::Parts);
+            assert_eq!(kernel.tiling, Tiling { groups, group_rows, num_parts });
         }
     }
 

@@ -31,7 +31,9 @@ pub const TILE_LEN: u32 = 64;
 /// Most query heads of a head group.
 pub const GROUP_HEADS: u32 = 8;
 /// Fewest units that a block takes, so that little work is not cut into crumbs.
-pub const MIN_UNITS: u32 = 4;
+pub const MIN_UNITS: u32 = 2;
+/// Twice as many where a row would be cut into more pieces than this: they are merged in turn.
+pub const MANY_PIECES: u32 = 16;
 
 /// Computes the plan of one step.
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +130,7 @@ impl Kernel for PlanAttention {
                 ("THREADS", Self::THREADS),
                 ("TILE_LEN", TILE_LEN),
                 ("MIN_UNITS", MIN_UNITS),
+                ("MANY_PIECES", MANY_PIECES),
             ],
             dynamic_smem: 0,
             params_bytes: size_of::<PlanAttentionParams>(),

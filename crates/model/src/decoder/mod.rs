@@ -186,8 +186,8 @@ impl<B: Backend> Pass<'_, B> {
             batch,
             step,
         };
-        self.matmul(&scratch.normed, &layer.qkv, &scratch.qkv)?;
-        self.backend.rope_and_cache(rope, self.stream)?;
+        let qkv = self.matmul_args(&scratch.normed, &layer.qkv, &scratch.qkv);
+        self.backend.matmul_and_rope(qkv, rope, self.stream)?;
         self.backend.attention(attend, self.stream)?;
         self.add(&scratch.attended, &layer.attention_output, Some(&layer.ffn_norm))
     }
@@ -246,16 +246,6 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    /// `out = x * weight^T (+ bias)` for every token.
-    fn matmul(
-        &self,
-        x: &B::Buffer,
-        linear: &Linear<B>,
-        out: &B::Buffer,
-    ) -> Result<(), BackendError> {
-        self.backend.matmul(self.matmul_args(x, linear, out), self.stream)
-    }
-
     /// `hidden += x * weight^T (+ bias)` for every token, and `normed = rms_norm(hidden)`.
     fn add(
         &self,
@@ -274,6 +264,7 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
+    /// `out = x * weight^T (+ bias)` for every token.
     fn matmul_args<'b>(
         &self,
         x: &'b B::Buffer,

@@ -14,7 +14,7 @@ use inflight_kernels::{
 };
 
 use super::{
-    Next, Norm, Problem, Product,
+    Next, Norm, Parts, Problem, Product,
     problem::{NextKind, WeightKind},
     word,
 };
@@ -54,7 +54,8 @@ impl HopperGemms {
             NextKind::Nothing if accumulate || n.is_multiple_of(16) => HopperOp::Parts,
             NextKind::Silu if n.is_multiple_of(16) && !accumulate => HopperOp::Silu,
             NextKind::Norm if f32_out && accumulate => HopperOp::Parts,
-            NextKind::Nothing | NextKind::Silu | NextKind::Norm => return false,
+            NextKind::Rope if n.is_multiple_of(16) && !accumulate && !f32_out => HopperOp::Parts,
+            NextKind::Nothing | NextKind::Silu | NextKind::Norm | NextKind::Rope => return false,
         };
         let Ok(kernel) = self.kernel((num_rows, n, k), weights, op) else { return false };
         let parts_bytes = kernel.num_parts() as usize * num_rows * n * size_of::<f32>();
@@ -67,11 +68,11 @@ impl HopperGemms {
     pub(super) fn load(&self, product: &Product) -> Result<(), BackendError> {
         match product.next {
             Next::Silu { .. } => self.loaded(product, HopperOp::Silu).map(drop),
-            Next::Nothing if !product.accumulate => {
+            Next::Nothing | Next::Rope if !product.accumulate => {
                 self.loaded(product, HopperOp::Parts)?;
                 self.sum_parts().map(drop)
             }
-            Next::Nothing | Next::Norm(_) => {
+            Next::Nothing | Next::Rope | Next::Norm(_) => {
                 self.loaded(product, HopperOp::Parts)?;
                 self.add_norm().map(drop)
             }
@@ -85,23 +86,43 @@ impl HopperGemms {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         match product.next {
-            Next::Nothing if !product.accumulate => self.sum(product, stream),
+            Next::Rope => {
+                let parts = stream.workspace()?.address();
+                self.multiply(product, HopperOp::Parts, parts, stream).map(drop)
+            }
+            Next::Nothing if !product.accumulate => {
+                let parts = stream.workspace()?.address();
+                self.multiply(product, HopperOp::Parts, parts, stream)?;
+                self.sum(product, stream)
+            }
             Next::Nothing => self.add(product, None, stream),
             Next::Silu { out } => self.multiply(product, HopperOp::Silu, out, stream).map(drop),
             Next::Norm(norm) => self.add(product, Some(norm), stream),
         }
     }
 
-    /// `out = x * weight^T (+ bias)`.
-    fn sum(&self, product: &Product, stream: &CudaStream) -> Result<(), BackendError> {
-        let parts = stream.workspace()?.address();
-        let num_parts = self.multiply(product, HopperOp::Parts, parts, stream)?;
-        let params = SumPartsParams {
-            parts,
+    /// Where the parts of an enqueued product are.
+    pub(super) fn parts(
+        &self,
+        product: &Product,
+        stream: &CudaStream,
+    ) -> Result<Parts, BackendError> {
+        Ok(Parts {
+            address: stream.workspace()?.address(),
+            num_parts: self.loaded(product, HopperOp::Parts)?.kernel().num_parts() as usize,
             bias: product.bias.map_or(0, |bias| bias.f32),
+        })
+    }
+
+    /// Adds up the parts of an enqueued product: `out = x * weight^T (+ bias)`.
+    pub(super) fn sum(&self, product: &Product, stream: &CudaStream) -> Result<(), BackendError> {
+        let Parts { address, num_parts, bias } = self.parts(product, stream)?;
+        let params = SumPartsParams {
+            parts: address,
+            bias,
             out: product.out,
             num_rows: word(product.num_rows),
-            num_parts,
+            num_parts: word(num_parts),
             len: word(product.n),
             reserved: 0,
         };

@@ -160,6 +160,17 @@ pub(super) enum Next {
         out: sys::CUdeviceptr,
     },
     Norm(Norm),
+    /// What reads it next adds up its parts, if it is left in parts.
+    Rope,
+}
+
+/// Where the sums of a product were left, `[num_parts, num_rows, n]`, f32.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parts {
+    pub(super) address: sys::CUdeviceptr,
+    pub(super) num_parts: usize,
+    /// `[n]`, f32, to be added; 0 without.
+    pub(super) bias: sys::CUdeviceptr,
 }
 
 /// RMSNorm of what was added to.
@@ -310,6 +321,15 @@ impl Gemm {
         let plan = plan.ok_or_else(|| lost("matmul", "a product was not prepared"))?;
         self.launch(plan, product, stream)?;
         Ok(plan.method == Method::Hopper)
+    }
+
+    /// Where the parts of an enqueued product are, which is followed by [`Next::Rope`].
+    pub(super) fn parts(
+        &self,
+        product: &Product,
+        stream: &CudaStream,
+    ) -> Result<Parts, BackendError> {
+        self.hopper.parts(product, stream)
     }
 
     fn launch(

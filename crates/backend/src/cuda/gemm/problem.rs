@@ -29,6 +29,7 @@ pub(super) enum NextKind {
     Nothing,
     Silu,
     Norm,
+    Rope,
 }
 
 /// What the weights are stored as.
@@ -65,6 +66,7 @@ impl Problem {
                 Next::Nothing => NextKind::Nothing,
                 Next::Silu { .. } => NextKind::Silu,
                 Next::Norm(_) => NextKind::Norm,
+                Next::Rope => NextKind::Rope,
             },
         }
     }
@@ -108,6 +110,7 @@ impl fmt::Display for Problem {
             NextKind::Nothing => "",
             NextKind::Silu => "+silu",
             NextKind::Norm => "+norm",
+            NextKind::Rope => "+rope",
         })
     }
 }

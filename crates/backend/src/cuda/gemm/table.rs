@@ -27,8 +27,8 @@ pub struct TunedProduct {
 /// What becomes of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TunedKind {
-    /// Activations.
-    Plain,
+    /// Queries, keys and values, which are rotated; what is timed reads them instead.
+    Rotated,
     /// SiLU of one half times the other.
     Gated,
     /// It is added to the state between layers, which is normalised.
@@ -95,7 +95,8 @@ impl From<&TunedProduct> for Problem {
             f32_out: matches!(kind, TunedKind::Added | TunedKind::Logits),
             weights: WeightKind::Bf16,
             next: match kind {
-                TunedKind::Plain | TunedKind::Logits => NextKind::Nothing,
+                TunedKind::Logits => NextKind::Nothing,
+                TunedKind::Rotated => NextKind::Rope,
                 TunedKind::Gated => NextKind::Silu,
                 TunedKind::Added => NextKind::Norm,
             },

@@ -292,6 +292,11 @@ impl<'a> Trial<'a> {
         self.enqueue_norm(gemm, stream)?;
         gemm.launch(plan, product, stream)?;
         match product.next {
+            // Something that reads it, as rotation does, whose cache there is not here.
+            Next::Rope if plan.method == Method::Hopper => gemm.hopper.sum(product, stream),
+            Next::Rope => {
+                beside.silu((product.out, num_rows, n / 2), self.next_out.address(), stream)
+            }
             _ if plan.method == Method::Hopper => Ok(()),
             Next::Nothing => Ok(()),
             Next::Silu { out } => beside.silu((product.out, num_rows, n / 2), out, stream),
@@ -319,6 +324,7 @@ impl<'a> Trial<'a> {
                 NextKind::Nothing => Next::Nothing,
                 NextKind::Silu => Next::Silu { out: self.next_out.address() },
                 NextKind::Norm => Next::Norm(self.norm(self.next_out.address())),
+                NextKind::Rope => Next::Rope,
             },
         }
     }

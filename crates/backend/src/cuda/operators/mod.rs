@@ -18,7 +18,7 @@ use inflight_kernels::{
         move_blocks::MoveBlocks,
         random_normal::{RandomNormal, RandomNormalParams},
         rms_norm::{RmsNorm, RmsNormParams},
-        rope_and_cache::{RopeAndCache, RopeAndCacheParams},
+        rope_and_cache::{RopeAndCache, RopeAndCacheParams, Rotation},
         sample::{Sample, SampleParams},
         silu_and_mul::{SiluAndMul, SiluAndMulParams},
         track_tokens::{TrackTokens, TrackTokensParams},
@@ -30,7 +30,8 @@ use self::attention::AttentionPlans;
 use super::{
     backend::CudaBackend,
     by_key::ByKey,
-    loaded::{KernelLoader, Loaded},
+    gemm::Parts,
+    loaded::{KernelLoader, Loaded, unsupported},
     memory::{CudaBuffer, Element},
     numerics::Numerics,
     stream::CudaStream,
@@ -290,9 +291,11 @@ impl Operators {
         self.rms_norm.launch(&params, stream)
     }
 
+    /// Of what a product left in parts, if it did.
     pub(super) fn rope_and_cache(
         &self,
         args: &ops::RopeAndCache<'_, CudaBackend>,
+        parts: Option<Parts>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         let shape = args.attention;
@@ -301,6 +304,8 @@ impl Operators {
         let norm = args.qk_norm.map_or((0, 0), |(q, k)| (q.address(), k.address()));
         let params = RopeAndCacheParams {
             qkv: args.qkv.address(),
+            parts: parts.map_or(0, |parts| parts.address),
+            bias: parts.map_or(0, |parts| parts.bias),
             rotary_table: args.rotary_table.address(),
             q_norm: norm.0,
             k_norm: norm.1,
@@ -313,10 +318,14 @@ impl Operators {
             num_kv_heads: word(shape.num_kv_heads),
             rotary_dim: word(args.rotary_dim),
             eps: args.eps,
-            reserved: 0,
+            num_parts: parts.map_or(0, |parts| word(parts.num_parts)),
         };
-        let (interleaved, qk_norm) = (args.interleaved, args.qk_norm.is_some());
-        let kernel = RopeAndCache { cache, interleaved, qk_norm };
+        let rotation = Rotation {
+            dim: word(args.rotary_dim),
+            interleaved: args.interleaved,
+            qk_norm: args.qk_norm.is_some(),
+        };
+        let kernel = RopeAndCache::new(cache, rotation).map_err(unsupported)?;
         self.rope.get(kernel, || self.loader.load(kernel))?.launch(&params, stream)
     }
 
