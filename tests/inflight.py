@@ -14,7 +14,7 @@ FIXTURES = ROOT / "crates" / "model" / "tests" / "fixtures"
 # Random weights, a context of 128 tokens and a vocabulary of bytes: starts at once, says nonsense.
 TINY_MODEL = FIXTURES / "llama3" / "model.gguf"
 START_TIMEOUT_S = 120
-ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
+ADDRESS = re.compile(r"(https?://127\.0\.0\.1:(\d+))")
 
 
 def needed_path(variable):
@@ -39,7 +39,7 @@ class Server:
     def __init__(self, model, *flags):
         command = [binary(), "serve", str(model), "--host", "127.0.0.1", "--port", "0", *flags]
         self.lines = []
-        self.port = None
+        self.url = self.port = None
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -54,13 +54,9 @@ class Server:
         for line in self.process.stdout:
             self.lines.append(line)
             if self.port is None and (found := ADDRESS.search(line)):
-                self.port = int(found[1])
+                self.url, self.port = found[1], int(found[2])
                 self._address_known.set()
         self._address_known.set()  # it ended: whoever waits must not wait on
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}"
 
     def output(self):
         return "".join(self.lines)

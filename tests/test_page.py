@@ -152,3 +152,21 @@ def test_the_page_asks_for_a_key_that_the_server_wants(browser):
         expect(page.locator("#model")).not_to_be_empty()
         assert page.context.cookies() == []
         page.close()
+
+
+def test_the_docs_list_every_endpoint(browser, tiny):
+    page, complaints = browser.new_page(), []
+    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else 0)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{tiny.url}/docs")
+    paths = tiny.request("GET", "/openapi.json")[2]["paths"]
+    operations = page.locator("#operations > details")
+    expect(operations).to_have_count(sum(len(methods) for methods in paths.values()))
+    page.get_by_text("POST /v1/chat/completions").click()
+    chat = page.locator("#createChatCompletion")
+    expect(chat).to_contain_text("temperature")
+    expect(chat.get_by_text("messages", exact=True)).to_be_visible()
+    chat.get_by_role("link", name="ChatMessage").first.click()
+    expect(page.locator("#schema-ChatMessage")).to_have_attribute("open", "")
+    page.close()
+    assert complaints == []

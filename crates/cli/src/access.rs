@@ -1,10 +1,11 @@
 //! Flags on who may ask, to what the server takes.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use inflight_server::{ApiKey, ApiKeys, CorsOrigins, ServerConfig};
+use inflight_server::{ApiKey, ApiKeys, CorsOrigins, ServerConfig, Tls};
 
 use crate::args::AccessArgs;
 
@@ -16,9 +17,23 @@ pub(crate) fn apply(args: &AccessArgs, config: &mut ServerConfig) -> Result<()> 
     config.keys = keys(args)?;
     config.cors_origins = origins(&args.cors_origin)?;
     config.max_body_bytes = (args.max_body_size as usize) << 20;
+    config.max_connections = args.max_connections as usize;
     config.receive_timeout = Duration::from_secs(args.receive_timeout.into());
     config.request_timeout = args.request_timeout.map(|s| Duration::from_secs(s.into()));
     Ok(())
+}
+
+/// What encrypts connections, if anything does.
+///
+/// # Errors
+/// A file cannot be read, or holds not what it should.
+pub(crate) fn tls(args: &AccessArgs) -> Result<Option<Tls>> {
+    let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
+    let read = |flag: &str, path: &Path| {
+        fs::read(path).with_context(|| format!("{flag} {}", path.display()))
+    };
+    let (chain, secret) = (read("--tls-cert", certificate)?, read("--tls-key", key)?);
+    Ok(Some(Tls::from_pem(&chain, &secret).context("--tls-cert, --tls-key")?))
 }
 
 fn keys(args: &AccessArgs) -> Result<ApiKeys> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use inflight_server::{ServerConfig, ServerState, ToolFormat};
+use inflight_server::{ServerConfig, ServerState, Tls, ToolFormat};
 use tokio::net::TcpSocket;
 
 use crate::access;
@@ -24,6 +24,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     let socket = bind(&args.host, args.port)?;
     let mut config = ServerConfig::new(&args.model);
     access::apply(&args.access, &mut config)?;
+    let tls = access::tls(&args.access)?;
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
     let workload = Workload::serving(args.max_queue, args.steps.overlap == Switch::On);
     let running = start(&model, &args.engine, &args.steps, &args.policy, workload)?;
@@ -41,7 +42,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     config.shutdown_timeout = Duration::from_secs(args.shutdown_timeout);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(listen(socket, &running, config));
+    let served = runtime.block_on(listen(socket, tls, &running, config));
     // Blocking tasks are encodings whose requests are gone.
     runtime.shutdown_background();
     served.and(running.stop())
@@ -73,14 +74,20 @@ fn bind(host: &str, port: u16) -> Result<TcpSocket> {
 }
 
 /// Serves until a signal comes or the engine ends.
-async fn listen(socket: TcpSocket, running: &Running, config: ServerConfig) -> Result<()> {
+async fn listen(
+    socket: TcpSocket,
+    tls: Option<Tls>,
+    running: &Running,
+    config: ServerConfig,
+) -> Result<()> {
     let listener = socket.listen(MAX_WAITING_CONNECTIONS).context("cannot listen")?;
     let mut summary = running.summary.clone();
     summary.push("names", config.model_names.join(", "));
     let num_keys = config.keys.all().len();
     let open = || "none, everybody may ask (--api-key)".to_owned();
     summary.push("API keys", if num_keys == 0 { open() } else { num_keys.to_string() });
-    summary.push("address", format!("http://{}", listener.local_addr()?));
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    summary.push("address", format!("{scheme}://{}", listener.local_addr()?));
     eprint!("{summary}");
 
     let client = Arc::clone(&running.client);
@@ -92,5 +99,6 @@ async fn listen(socket: TcpSocket, running: &Running, config: ServerConfig) -> R
             () = engine_ended => tracing::error!("the engine has ended"),
         }
     };
-    inflight_server::serve(listener, state, shutdown).await.context("the server failed")
+    inflight_server::serve(listener, tls, state, shutdown).await;
+    Ok(())
 }

@@ -5,6 +5,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use inflight_engine::SubmitError;
 use inflight_tokenizer::TokenizerError;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::generation::{GenerationError, StartError};
@@ -59,6 +60,8 @@ pub(crate) enum ApiError {
     RateLimited { limit: String, retry_after_s: u64 },
     #[error("the request's body did not arrive in time")]
     BodyTimeout,
+    #[error("too many connections are open; try again later")]
+    TooManyConnections,
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the engine has stopped")]
@@ -131,6 +134,7 @@ impl ApiError {
                 StatusCode::TOO_MANY_REQUESTS
             }
             Self::QueueTimeout { .. }
+            | Self::TooManyConnections
             | Self::ShuttingDown
             | Self::EngineStopped
             | Self::Stalled { .. } => StatusCode::SERVICE_UNAVAILABLE,
@@ -173,6 +177,7 @@ impl ApiError {
             Self::AdminsOnly { .. } => Some("admins_only"),
             Self::RateLimited { .. } => Some("rate_limit_exceeded"),
             Self::BodyTimeout => Some("body_timeout"),
+            Self::TooManyConnections => Some("too_many_connections"),
             Self::ShuttingDown | Self::EngineStopped | Self::Internal(_) => None,
         }
     }
@@ -205,12 +210,12 @@ impl ApiError {
 
 /// # Source
 /// OpenAI's API reference, "Error codes", and the `error` member of its responses.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ErrorBody<'a> {
     error: ErrorFields<'a>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ErrorFields<'a> {
     message: String,
     #[serde(rename = "type")]
@@ -243,6 +248,9 @@ impl IntoResponse for ApiError {
             | Self::QueueTimeout { retry_after_s }
             | Self::RateLimited { retry_after_s, .. } => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+            }
+            Self::TooManyConnections => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
             }
             Self::KeyMissing | Self::KeyUnknown => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -156,7 +156,7 @@ fn submit_all(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Deltas, S
 }
 
 /// A priority that would change nothing is refused, as vLLM does.
-fn check_priority(state: &ServerState, priority: i32) -> Result<(), InvalidRequest> {
+pub(crate) fn check_priority(state: &ServerState, priority: i32) -> Result<(), InvalidRequest> {
     if priority == 0 || state.config().orders_by_priority {
         return Ok(());
     }

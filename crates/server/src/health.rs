@@ -2,12 +2,24 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::error::ApiError;
 use crate::state::{Phase, ServerState};
+
+/// All is well.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Health {
+    status: &'static str,
+}
+
+/// Which server this is.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Version {
+    version: &'static str,
+}
 
 /// 200 while requests are accepted; 503 once the engine has stopped or the server shuts down.
 pub(crate) async fn health(State(state): State<ServerState>) -> Response {
@@ -17,7 +29,7 @@ pub(crate) async fn health(State(state): State<ServerState>) -> Response {
     if state.phase() != Phase::Serving {
         return ApiError::ShuttingDown.into_response();
     }
-    (StatusCode::OK, Json(json!({"status": "ok"}))).into_response()
+    Json(Health { status: "ok" }).into_response()
 }
 
 /// 200 as long as the engine lives: a process that fails here is to be started again.
@@ -25,7 +37,7 @@ pub(crate) async fn live(State(state): State<ServerState>) -> Response {
     if !state.engine().is_alive() {
         return ApiError::EngineStopped.into_response();
     }
-    (StatusCode::OK, Json(json!({"status": "live"}))).into_response()
+    Json(Health { status: "live" }).into_response()
 }
 
 /// 200 while requests are accepted and get on: also fails when work waits and no step is taken.
@@ -40,6 +52,6 @@ pub(crate) async fn ready(State(state): State<ServerState>) -> Response {
     health(State(state)).await
 }
 
-pub(crate) async fn version() -> Response {
-    Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response()
+pub(crate) async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
 }

@@ -10,8 +10,9 @@
 //! `generation` (a request's sequences, as a stream of text deltas), `output` (thoughts and tool
 //! calls in a text), `chat` (conversations and their answers), `pooling` (states instead
 //! of tokens), `sse` (a response as events), `access` (who may ask),
-//! `openai` and `anthropic` (their endpoints), `tokenize`, `health`, `observe` (metrics,
-//! timelines), `web` (the page at `/`), [`serve`](serve()) (routes, listening, shutting down).
+//! `openai` and `anthropic` (their endpoints), `openapi` (what they take and answer), `tokenize`,
+//! `health`, `observe` (metrics, timelines), `web` (the page at `/`), [`serve`](serve()) (routes,
+//! shutting down), `connections` and `tls` (listening).
 //!
 //! Invariant: the only room that knows HTTP and JSON.
 //! Invariant: a field of a request is obeyed, or does not matter, or is refused by name.
@@ -21,6 +22,7 @@
 mod access;
 mod anthropic;
 mod chat;
+mod connections;
 mod engine;
 mod error;
 mod generation;
@@ -28,6 +30,7 @@ mod health;
 mod observe;
 mod off_thread;
 mod openai;
+mod openapi;
 mod output;
 mod pace;
 mod pooling;
@@ -37,6 +40,7 @@ mod serve;
 mod sse;
 mod state;
 mod text_stream;
+mod tls;
 mod tokenize;
 mod usage;
 mod web;
@@ -47,3 +51,4 @@ pub use observe::KvCapacity;
 pub use output::ToolFormat;
 pub use serve::{router, serve};
 pub use state::{ServerConfig, ServerState};
+pub use tls::{Tls, TlsError};

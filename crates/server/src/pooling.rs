@@ -7,7 +7,9 @@ use inflight_engine::{FinishReason, RequestSpec, SinkClosed, TokenSink, Update};
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, Rename};
-use crate::generation::{GenerationError, StartError, Submitted, finish_of, put_on_account};
+use crate::generation::{
+    GenerationError, StartError, Submitted, check_priority, finish_of, put_on_account,
+};
 use crate::request::Service;
 use crate::state::{Phase, ServerState};
 
@@ -51,6 +53,8 @@ async fn pool(
     rename: Rename,
 ) -> Result<Vec<f32>, ApiError> {
     put_on_account(state, &mut spec);
+    check_priority(state, spec.priority)
+        .map_err(|error| ApiError::from_start(error.into(), state, rename))?;
     let num_tokens = spec.prompt.len();
     let engine = state.engine();
     let refused = |error: StartError| ApiError::from_start(error, state, rename);

@@ -1,6 +1,5 @@
-//! Routes, listening, shutting down.
+//! Routes, shutting down.
 
-use std::io;
 use std::time::Duration;
 
 use axum::Router;
@@ -9,16 +8,18 @@ use axum::http::{Method, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 
 use crate::access::{ErrorForm, pass};
 use crate::anthropic::{count_tokens, messages};
+use crate::connections::Connections;
 use crate::error::ApiError;
 use crate::health::{health, live, ready, version};
 use crate::observe::{debug, scrape};
 use crate::openai::{chat, completions, embeddings, models, responses};
+use crate::openapi;
 use crate::state::{Phase, ServerState};
+use crate::tls::Tls;
 use crate::tokenize::{detokenize, tokenize};
 use crate::web;
 
@@ -44,6 +45,9 @@ pub fn router(state: ServerState) -> Router {
         .route("/health/ready", get(ready))
         .route("/version", get(version))
         .route("/", get(web::index))
+        .route("/docs", get(web::docs))
+        .route("/openapi.json", get(openapi::serve))
+        .route("/web/docs.js", get(web::docs_script))
         .route("/web/style.css", get(web::style))
         .route("/web/chat.js", get(web::chat_script))
         .route("/web/dashboard.js", get(web::dashboard_script))
@@ -75,40 +79,27 @@ async fn method_not_allowed(method: Method, uri: Uri) -> Response {
 /// + 2 s                returns, whatever is left
 /// ```
 /// It returns earlier if nothing is left to wait for.
-///
-/// # Errors
-/// The listener failed.
 pub async fn serve(
     listener: TcpListener,
+    tls: Option<Tls>,
     state: ServerState,
     shutdown: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
-    let listener = listener.tap_io(|connection| {
-        // A token is a small packet that must not wait for the next one.
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "cannot set TCP_NODELAY");
-        }
-    });
-    let drain = {
-        let state = state.clone();
-        async move {
-            shutdown.await;
-            tracing::info!("shutting down: running requests may finish");
-            state.set_phase(Phase::Draining);
-        }
+) {
+    let connections = Connections::new(state.clone(), router(state.clone()), tls);
+    let drain = async {
+        shutdown.await;
+        tracing::info!("shutting down: running requests may finish");
+        state.set_phase(Phase::Draining);
+        give_up(&state).await;
     };
-    let server = axum::serve(listener, router(state.clone())).with_graceful_shutdown(drain);
     tokio::select! {
-        result = server.into_future() => result,
-        () = give_up(&state) => Ok(()),
+        () = connections.serve(listener) => {}
+        () = drain => {}
     }
 }
 
 /// Resolves when a server that was told to shut down has had all the time it gets.
 async fn give_up(state: &ServerState) {
-    let mut phase = state.watch_phase();
-    // The sender lives in `state`, so this ends by the phase alone.
-    let _ = phase.wait_for(|phase| *phase >= Phase::Draining).await;
     tokio::time::sleep(state.config().shutdown_timeout).await;
     tracing::warn!("aborting the requests that still run");
     state.set_phase(Phase::Aborting);

@@ -11,6 +11,7 @@ use inflight_engine::SharedGrammar;
 use inflight_grammar::{Constraint, GrammarCompiler, GrammarError};
 use inflight_observe::StepRecorder;
 use inflight_tokenizer::Tokenizer;
+use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::access::{Account, ApiKeys, Caller, CorsOrigins};
@@ -33,6 +34,8 @@ pub struct ServerConfig {
     pub keys: ApiKeys,
     /// Origins whose pages may ask. Default: none but the server's own page.
     pub cors_origins: CorsOrigins,
+    /// Most connections at once; further ones are told so and closed. Default: 4096.
+    pub max_connections: usize,
     /// How long a request's head, and after it its body, may take to arrive. Default: 60 s.
     pub receive_timeout: Duration,
     /// How long a request may take in the engine. Default: no limit.
@@ -65,6 +68,7 @@ impl ServerConfig {
             max_body_bytes: 16 << 20,
             keys: ApiKeys::default(),
             cors_origins: CorsOrigins::default(),
+            max_connections: 4096,
             receive_timeout: Duration::from_secs(60),
             request_timeout: None,
             tool_format: None,
@@ -110,6 +114,7 @@ struct Shared {
     metrics: Arc<Metrics>,
     /// Of the keys, in their order.
     accounts: Vec<Arc<Account>>,
+    openapi: OnceLock<Value>,
 }
 
 impl ServerState {
@@ -132,6 +137,7 @@ impl ServerState {
             phase: watch::Sender::new(Phase::Serving),
             pace: Pace::default(),
             metrics: Arc::default(),
+            openapi: OnceLock::new(),
         };
         Self { shared: Arc::new(shared), caller: Caller::default() }
     }
@@ -171,6 +177,11 @@ impl ServerState {
     /// What has become of each key; empty if the server is open to everybody.
     pub(crate) fn accounts(&self) -> &[Arc<Account>] {
         &self.shared.accounts
+    }
+
+    /// The API's description, made when it is first asked for.
+    pub(crate) fn openapi(&self, make: impl FnOnce() -> Value) -> &Value {
+        self.shared.openapi.get_or_init(make)
     }
 
     /// Who asks.

@@ -8,17 +8,19 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use inflight_tokenizer::Tokenizer;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::chat::encode;
 use crate::error::ApiError;
 use crate::off_thread::off_thread;
 use crate::openai::conversation::ConversationFields;
+use crate::openapi::Fields;
 use crate::request::prompt::Prompt;
 use crate::request::{Body, admit};
 use crate::state::ServerState;
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 struct TokenizeFields {
     model: Option<String>,
     /// A text; without it the request has `messages`.
@@ -29,7 +31,7 @@ struct TokenizeFields {
 }
 
 /// What a text consists of.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Tokenized {
     count: usize,
     max_model_len: usize,
@@ -37,16 +39,26 @@ pub(crate) struct Tokenized {
     token_strs: Option<Vec<String>>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 struct DetokenizeFields {
     model: Option<String>,
     tokens: Option<Vec<u32>>,
 }
 
 /// The text that tokens stand for.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Detokenized {
     prompt: String,
+}
+
+/// What [`tokenize`] takes.
+pub(crate) fn describe(fields: Fields<'_>) -> Fields<'_> {
+    fields.group::<TokenizeFields>().group::<ConversationFields>()
+}
+
+/// What [`detokenize`] takes.
+pub(crate) fn describe_back(fields: Fields<'_>) -> Fields<'_> {
+    fields.group::<DetokenizeFields>().require("tokens")
 }
 
 pub(crate) async fn tokenize(

@@ -31,6 +31,20 @@ pub(crate) struct AccessArgs {
         value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) max_body_size: u32,
 
+    /// PEM file of a certificate, followed by those that vouch for it: all connections are
+    /// encrypted then
+    #[arg(long, alias = "ssl-certfile", value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// PEM file of the certificate's key
+    #[arg(long, alias = "ssl-keyfile", value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// Most connections at once; further ones get 503
+    #[arg(long, default_value_t = 4096, value_name = "CONNECTIONS",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) max_connections: u32,
+
     /// Seconds in which a request's head, and after it its body, must have arrived; also how long a
     /// connection may be idle
     #[arg(long, default_value_t = 60, value_name = "SECONDS",

@@ -1,5 +1,6 @@
 //! Messages and their blocks, as what templates take.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -8,15 +9,17 @@ use crate::error::ApiError;
 use crate::request::StringOr;
 
 /// One turn.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "AnthropicMessage")]
 pub(crate) struct Message {
     role: Role,
     content: StringOr<Block>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "AnthropicRole")]
 enum Role {
     User,
     Assistant,
@@ -32,9 +35,10 @@ impl Role {
 }
 
 /// A part of a message. `cache_control` changes nothing: every prefix may be found again.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 #[allow(dead_code, reason = "fields that are known and change nothing")]
+#[schemars(rename = "AnthropicBlock")]
 enum Block {
     Text {
         text: String,
@@ -59,12 +63,24 @@ enum Block {
     },
 }
 
-/// A text where nothing else may stand.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+/// A text where nothing else may stand. No enum with a tag: of those that stand in one of their
+/// kind, serde also takes a variant's number for its tag.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "fields that are known and change nothing")]
-pub(crate) enum TextBlock {
-    Text { text: String, cache_control: Option<Value>, citations: Option<Value> },
+#[schemars(rename = "AnthropicTextBlock")]
+pub(crate) struct TextBlock {
+    r#type: TextKind,
+    text: String,
+    cache_control: Option<Value>,
+    citations: Option<Value>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "AnthropicTextKind")]
+enum TextKind {
+    Text,
 }
 
 /// Several texts are lines of one.
@@ -72,8 +88,7 @@ pub(crate) fn joined(content: StringOr<TextBlock>) -> String {
     match content {
         StringOr::String(text) => text,
         StringOr::List(blocks) => {
-            let text = |TextBlock::Text { text, .. }| text;
-            blocks.into_iter().map(text).collect::<Vec<_>>().join("\n")
+            blocks.into_iter().map(|block| block.text).collect::<Vec<_>>().join("\n")
         }
     }
 }

@@ -5,6 +5,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::AnthropicError;
@@ -13,7 +14,7 @@ use crate::chat::encode;
 use crate::request::admit;
 use crate::state::ServerState;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TokenCount {
     input_tokens: usize,
 }

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::error::ApiError;
@@ -18,14 +19,15 @@ impl From<ApiError> for AnthropicError {
 
 /// # Source
 /// Anthropic's API reference, "Errors".
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ErrorBody {
     #[serde(rename = "type")]
     kind: &'static str,
     error: ErrorFields,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicErrorFields")]
 struct ErrorFields {
     #[serde(rename = "type")]
     kind: &'static str,

@@ -12,4 +12,6 @@ pub(crate) mod messages;
 mod object;
 mod request;
 
-pub(crate) use error::AnthropicError;
+pub(crate) use error::{AnthropicError, ErrorBody};
+pub(crate) use object::MessageObject;
+pub(crate) use request::{describe, describe_prompt};

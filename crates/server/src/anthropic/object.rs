@@ -1,5 +1,6 @@
 //! A message as an object.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -10,7 +11,7 @@ use crate::usage::TokenCounts;
 
 /// # Source
 /// Anthropic's API reference, "Create a message".
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct MessageObject {
     id: String,
     #[serde(rename = "type")]
@@ -24,7 +25,7 @@ pub(crate) struct MessageObject {
 }
 
 /// A part of the answer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum ContentBlock {
     Thinking { thinking: String, signature: &'static str },
@@ -48,7 +49,7 @@ impl From<Block> for ContentBlock {
 }
 
 /// Why a message ended.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct Ending {
     stop_reason: Option<&'static str>,
     stop_sequence: Option<String>,
@@ -71,7 +72,8 @@ impl Ending {
 }
 
 /// What a message cost.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "MessageUsage")]
 pub(crate) struct Usage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,

@@ -1,16 +1,18 @@
 //! A request's fields.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::content::{Message, TextBlock, turns};
 use crate::chat::{Conversation, Tool, ToolChoice, check_tools, set_thinking};
 use crate::error::ApiError;
+use crate::openapi::Fields;
 use crate::request::{Body, SamplingFields, StringOr, neutral};
 use crate::state::ServerState;
 
 /// What makes the prompt.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct PromptFields {
     pub(crate) model: Option<String>,
     messages: Option<Vec<Message>>,
@@ -22,7 +24,7 @@ pub(crate) struct PromptFields {
 }
 
 /// What makes the answer.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct AnswerFields {
     pub(crate) max_tokens: Option<usize>,
     stop_sequences: Option<Vec<String>>,
@@ -30,9 +32,10 @@ pub(crate) struct AnswerFields {
 }
 
 /// A member of `tools`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "fields that are known and change nothing")]
+#[schemars(rename = "AnthropicTool")]
 struct ToolField {
     r#type: Option<ToolKind>,
     name: String,
@@ -43,14 +46,16 @@ struct ToolField {
 }
 
 /// Tools that the client runs; this server runs none.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "AnthropicToolKind")]
 enum ToolKind {
     Custom,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+#[schemars(rename = "AnthropicToolChoice")]
 enum ToolChoiceField {
     Auto { disable_parallel_tool_use: Option<bool> },
     Any { disable_parallel_tool_use: Option<bool> },
@@ -77,10 +82,14 @@ impl ToolChoiceField {
     }
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+#[schemars(rename = "AnthropicThinking")]
 enum Thinking {
-    Enabled { budget_tokens: Option<u64> },
+    Enabled {
+        #[schemars(extend("type" = "null"))]
+        budget_tokens: Option<u64>,
+    },
     Adaptive {},
     Disabled {},
 }
@@ -90,6 +99,22 @@ pub(crate) struct MessageRequest {
     pub(crate) prompt: PromptFields,
     pub(crate) answer: AnswerFields,
     pub(crate) sampling: SamplingFields,
+}
+
+/// What [`MessageRequest::parse`] takes.
+pub(crate) fn describe(fields: Fields<'_>) -> Fields<'_> {
+    fields
+        .group::<PromptFields>()
+        .group::<AnswerFields>()
+        .group::<SamplingFields>()
+        .neutral(neutral::ANTHROPIC)
+        .require("messages")
+        .require("max_tokens")
+}
+
+/// What [`PromptFields::parse`] takes.
+pub(crate) fn describe_prompt(fields: Fields<'_>) -> Fields<'_> {
+    fields.group::<PromptFields>().require("messages")
 }
 
 impl MessageRequest {

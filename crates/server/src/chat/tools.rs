@@ -1,5 +1,6 @@
 //! Functions that a model may call.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -11,9 +12,10 @@ const MAX_TOOLS: usize = 1024;
 const MAX_NAME_CHARS: usize = 64;
 
 /// A function, as OpenAI describes it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tool {
+    #[schemars(regex(pattern = "^[A-Za-z0-9_.-]{1,64}$"))]
     pub(crate) name: String,
     pub(crate) description: Option<String>,
     /// JSON schema of its arguments.

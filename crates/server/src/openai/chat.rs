@@ -6,15 +6,17 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use inflight_tokenizer::TextPosition;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::chat_writer::ChatWriter;
+use super::chat_writer::{ChatWriter, ChunkChoice, WholeChoice};
 use super::chunks::ChunkEvents;
 use super::conversation::ConversationFields;
 use super::logprobs::check_count;
-use super::response::{OutputFields, ResponseHead, Usage};
+use super::response::{Envelope, OutputFields, ResponseHead, Usage};
 use crate::chat::{ChatRun, RunSize};
 use crate::error::ApiError;
+use crate::openapi::Fields;
 use crate::request::{
     Body, ConstraintFields, Length, SamplingFields, Surroundings, admit, neutral,
 };
@@ -22,7 +24,7 @@ use crate::sse;
 use crate::state::ServerState;
 
 /// Fields of chat completions alone.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 struct ChatFields {
     max_completion_tokens: Option<usize>,
     max_tokens: Option<usize>,
@@ -91,6 +93,24 @@ impl ChatRequest {
         Ok(request)
     }
 }
+
+/// What [`ChatRequest::parse`] takes.
+pub(crate) fn describe(fields: Fields<'_>) -> Fields<'_> {
+    fields
+        .group::<OutputFields>()
+        .group::<SamplingFields>()
+        .group::<ConstraintFields>()
+        .group::<ConversationFields>()
+        .group::<ChatFields>()
+        .neutral(neutral::COMMON)
+        .neutral(neutral::CHAT)
+        .require("messages")
+}
+
+/// A whole answer.
+pub(crate) type Whole = Envelope<'static, WholeChoice>;
+/// A part of one.
+pub(crate) type Chunk = Envelope<'static, ChunkChoice>;
 
 /// Answers a request, whole or in chunks.
 pub(crate) async fn create(

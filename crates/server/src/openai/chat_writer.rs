@@ -1,5 +1,6 @@
 //! Answers of a chat in OpenAI's shapes.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::chunks::ChunkWriter;
@@ -12,7 +13,7 @@ use crate::state::ServerState;
 use crate::text_stream::TextOptions;
 use crate::usage::TokenCounts;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct WholeChoice {
     index: usize,
     message: AssistantMessage,
@@ -21,7 +22,7 @@ pub(crate) struct WholeChoice {
     ending: Ending,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct AssistantMessage {
     role: &'static str,
     /// Null if tools were called and nothing was said.
@@ -34,7 +35,8 @@ struct AssistantMessage {
     tool_calls: Vec<ToolCall>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "AnswerToolCall")]
 struct ToolCall {
     id: String,
     #[serde(rename = "type")]
@@ -42,13 +44,14 @@ struct ToolCall {
     function: FunctionCall,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "AnswerFunctionCall")]
 struct FunctionCall {
     name: String,
     arguments: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ChunkChoice {
     index: usize,
     delta: MessageDelta,
@@ -57,7 +60,7 @@ pub(crate) struct ChunkChoice {
     ending: Ending,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct MessageDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
@@ -70,7 +73,7 @@ struct MessageDelta {
 }
 
 /// The first of a call has its id and name, the others more of its arguments.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct ToolCallDelta {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,7 +83,7 @@ struct ToolCallDelta {
     function: FunctionDelta,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,

@@ -8,14 +8,16 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use inflight_tokenizer::{TextPosition, Tokenizer};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::chunks::{ChunkEvents, ChunkWriter};
 use super::logprobs::{CompletionLogprobs, check_count};
-use super::response::{Ending, MAX_N, OutputFields, ResponseHead, Usage};
+use super::response::{Ending, Envelope, MAX_N, OutputFields, ResponseHead, Usage};
 use crate::error::ApiError;
 use crate::generation::{self, Delta};
 use crate::off_thread::off_thread;
+use crate::openapi::Fields;
 use crate::request::prompt::{Prompt, Prompts};
 use crate::request::{
     Body, ConstraintFields, Length, SamplingFields, Surroundings, admit, neutral,
@@ -30,7 +32,7 @@ const OBJECT: &str = "text_completion";
 const USUAL_MAX_TOKENS: usize = 16;
 
 /// Fields of completions alone.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 struct CompletionFields {
     prompt: Option<Prompts>,
     max_tokens: Option<usize>,
@@ -87,6 +89,21 @@ impl CompletionRequest {
         Ok(best_of)
     }
 }
+
+/// What [`CompletionRequest::parse`] takes.
+pub(crate) fn describe(fields: Fields<'_>) -> Fields<'_> {
+    fields
+        .group::<OutputFields>()
+        .group::<SamplingFields>()
+        .group::<ConstraintFields>()
+        .group::<CompletionFields>()
+        .neutral(neutral::COMMON)
+        .neutral(neutral::COMPLETIONS)
+        .require("prompt")
+}
+
+/// A whole answer; parts of one look alike.
+pub(crate) type Whole = Envelope<'static, CompletionChoice>;
 
 /// Answers a request, whole or in chunks.
 pub(crate) async fn create(
@@ -202,8 +219,8 @@ async fn encode(
 }
 
 /// A choice, whole or a chunk's: they look alike.
-#[derive(Debug, Serialize)]
-struct CompletionChoice {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct CompletionChoice {
     index: usize,
     text: String,
     logprobs: Option<CompletionLogprobs>,

@@ -1,5 +1,6 @@
 //! Fields that make a chat's prompt.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -10,7 +11,7 @@ use crate::error::ApiError;
 use crate::state::ServerState;
 
 /// What is said so far, and what the template makes of it.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct ConversationFields {
     messages: Option<Vec<Message>>,
     tools: Option<Vec<ToolField>>,

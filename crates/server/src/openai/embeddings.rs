@@ -9,16 +9,18 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ApiError;
 use crate::off_thread::off_thread;
+use crate::openapi::Fields;
 use crate::pooling;
 use crate::request::prompt::{Prompt, Prompts};
 use crate::request::{Body, Service, admit, neutral};
 use crate::state::ServerState;
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 struct EmbeddingFields {
     model: Option<String>,
     input: Option<Prompts>,
@@ -29,7 +31,7 @@ struct EmbeddingFields {
     user: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Encoding {
     #[default]
@@ -38,7 +40,7 @@ enum Encoding {
     Base64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct EmbeddingList {
     object: &'static str,
     data: Vec<Embedding>,
@@ -46,21 +48,22 @@ pub(crate) struct EmbeddingList {
     usage: Usage,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Vector,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum Vector {
     Floats(Vec<f32>),
     Base64(String),
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "EmbeddingUsage")]
 struct Usage {
     prompt_tokens: usize,
     total_tokens: usize,
@@ -69,6 +72,11 @@ struct Usage {
 /// How embeddings call a field that the engine knows by another name.
 fn rename(field: &'static str) -> &'static str {
     if field == "prompt" || field == "max_tokens" { "input" } else { field }
+}
+
+/// What [`create`] takes.
+pub(crate) fn describe(fields: Fields<'_>) -> Fields<'_> {
+    fields.group::<EmbeddingFields>().neutral(neutral::EMBEDDINGS).require("input")
 }
 
 pub(crate) async fn create(

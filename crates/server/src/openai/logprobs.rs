@@ -1,6 +1,7 @@
 //! Logprobs in the shapes of completions and of chat completions.
 
 use inflight_tokenizer::Tokenizer;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use crate::error::ApiError;
@@ -21,10 +22,11 @@ pub(crate) fn check_count(param: &'static str, count: u32) -> Result<u32, ApiErr
 }
 
 /// A completion's logprobs: parallel lists, one entry for each generated token.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
+    #[schemars(with = "Vec<std::collections::BTreeMap<String, f32>>")]
     top_logprobs: Vec<TopLogprobs>,
     /// Where tokens start, in characters of the text.
     text_offset: Vec<usize>,
@@ -69,21 +71,21 @@ impl CompletionLogprobs {
 }
 
 /// A chat completion's logprobs.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct ChatLogprobs {
     pub(crate) content: Vec<ChatLogprob>,
     refusal: (),
 }
 
 /// A token and what might have come instead.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct ChatLogprob {
     #[serde(flatten)]
     chosen: TokenLogprob,
     top_logprobs: Vec<TokenLogprob>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 struct TokenLogprob {
     token: String,
     logprob: f32,

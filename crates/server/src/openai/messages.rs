@@ -1,7 +1,9 @@
 //! The messages of a chat.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -10,8 +12,9 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 
 /// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "ChatRole")]
 pub(crate) enum Role {
     System,
     /// OpenAI's newer name for the system, which models' templates do not know.
@@ -33,8 +36,9 @@ impl Role {
 }
 
 /// One turn.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ChatMessage")]
 pub(crate) struct Message {
     role: Role,
     content: Option<Content>,
@@ -48,8 +52,9 @@ pub(crate) struct Message {
 }
 
 /// A call of an earlier turn.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ChatToolCall")]
 enum ToolCall {
     Function {
         id: String,
@@ -60,8 +65,9 @@ enum ToolCall {
     },
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ChatFunctionCall")]
 struct FunctionCall {
     name: String,
     /// JSON as text.
@@ -72,8 +78,9 @@ struct FunctionCall {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Content(String);
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ChatPart")]
 enum Part {
     Text { text: String },
     Refusal { refusal: String },
@@ -152,6 +159,17 @@ pub(crate) fn parse_arguments(
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+impl JsonSchema for Content {
+    fn schema_name() -> Cow<'static, str> {
+        "ChatContent".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let part = generator.subschema_for::<Part>();
+        json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": part}]})
     }
 }
 

@@ -2,13 +2,14 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::error::ApiError;
 use crate::state::ServerState;
 
 /// A name that requests may use for the model.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Model {
     id: String,
     object: &'static str,
@@ -18,7 +19,7 @@ pub(crate) struct Model {
     max_model_len: usize,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ModelList {
     object: &'static str,
     data: Vec<Model>,

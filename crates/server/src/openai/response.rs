@@ -1,5 +1,6 @@
 //! What all responses have in common.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ApiError;
@@ -12,7 +13,7 @@ use crate::usage::TokenCounts;
 pub(crate) const MAX_N: usize = 128;
 
 /// Fields that say what comes back, and how.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct OutputFields {
     pub(crate) model: Option<String>,
     n: Option<usize>,
@@ -21,11 +22,12 @@ pub(crate) struct OutputFields {
 }
 
 /// How to stream.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StreamOptions {
     include_usage: Option<bool>,
     continuous_usage_stats: Option<bool>,
+    #[schemars(extend("enum" = [false, null]))]
     include_obfuscation: Option<bool>,
 }
 
@@ -75,7 +77,7 @@ impl OutputFields {
 }
 
 /// What a request cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -86,12 +88,12 @@ pub(crate) struct Usage {
 }
 
 /// What of the prompts was found in the prefix cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 struct PromptDetails {
     cached_tokens: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 struct CompletionDetails {
     reasoning_tokens: usize,
 }
@@ -148,7 +150,7 @@ impl ResponseHead {
 }
 
 /// The outer object of every response and chunk.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Envelope<'a, C> {
     id: &'a str,
     object: &'static str,
@@ -161,7 +163,7 @@ pub(crate) struct Envelope<'a, C> {
 }
 
 /// Why a choice ended, in OpenAI's and vLLM's words.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct Ending {
     pub(crate) finish_reason: Option<&'static str>,
     /// The stop string or, unless it is the model's own end, the stop token.
@@ -169,7 +171,7 @@ pub(crate) struct Ending {
     stop_reason: Option<StopReason>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum StopReason {
     Text(String),

@@ -1,13 +1,15 @@
 //! Tools as chat completions spell them.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::chat::{Tool, ToolChoice};
 use crate::error::ApiError;
 
 /// A member of `tools`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ChatTool")]
 pub(crate) enum ToolField {
     Function { function: Tool },
 }
@@ -20,20 +22,32 @@ impl ToolField {
 }
 
 /// `tool_choice`: a word, or the one function to call.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(rename = "ChatToolChoice")]
 pub(crate) enum ToolChoiceField {
-    Word(String),
+    Word(#[schemars(extend("enum" = ["none", "auto", "required"]))] String),
     Named(NamedTool),
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum NamedTool {
-    Function { function: FunctionName },
+/// No enum with a tag: of those that stand in an untagged one, serde also takes a variant's number
+/// for its tag.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "ChatNamedTool")]
+pub(crate) struct NamedTool {
+    #[expect(dead_code, reason = "there is one type")]
+    r#type: FunctionKind,
+    function: FunctionName,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum FunctionKind {
+    Function,
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FunctionName {
     name: String,
@@ -47,9 +61,7 @@ pub(crate) fn tool_choice(field: Option<ToolChoiceField>) -> Result<ToolChoice, 
     match field {
         None => Ok(ToolChoice::Auto),
         Some(ToolChoiceField::Word(word)) => choice_of_word(&word),
-        Some(ToolChoiceField::Named(NamedTool::Function { function })) => {
-            Ok(ToolChoice::Named(function.name))
-        }
+        Some(ToolChoiceField::Named(named)) => Ok(ToolChoice::Named(named.function.name)),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use inflight_engine::SharedGrammar;
 use inflight_grammar::{Constraint, GrammarError};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ use crate::error::ApiError;
 use crate::state::ServerState;
 
 /// OpenAI's field, vLLM's, and llama.cpp's. At most one of them may be used.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct ConstraintFields {
     response_format: Option<ResponseFormat>,
     structured_outputs: Option<StructuredOutputs>,
@@ -18,33 +19,40 @@ pub(crate) struct ConstraintFields {
     guided_grammar: Option<String>,
     guided_choice: Option<Vec<String>>,
     grammar: Option<String>,
+    #[schemars(extend("type" = ["object", "boolean", "null"]))]
     json_schema: Option<Value>,
 }
 
 /// OpenAI's `response_format`; of `json_object`, llama.cpp takes a schema.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum ResponseFormat {
     Text,
-    JsonObject { schema: Option<Value> },
-    JsonSchema { json_schema: NamedSchema },
+    JsonObject {
+        #[schemars(extend("type" = ["object", "boolean", "null"]))]
+        schema: Option<Value>,
+    },
+    JsonSchema {
+        json_schema: NamedSchema,
+    },
 }
 
 /// A schema with a name for it, which changes nothing. It is obeyed whether `strict` or not.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NamedSchema {
     #[expect(dead_code, reason = "required of clients, but of no use")]
     name: String,
     #[expect(dead_code, reason = "for people")]
     description: Option<String>,
+    #[schemars(required, extend("type" = ["object", "boolean"]))]
     schema: Option<Value>,
     #[expect(dead_code, reason = "a schema is always obeyed")]
     strict: Option<bool>,
 }
 
 /// vLLM's `structured_outputs`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StructuredOutputs {
     json: Option<JsonOrText>,
@@ -55,11 +63,11 @@ struct StructuredOutputs {
 }
 
 /// A schema as JSON, or as a text that holds JSON.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum JsonOrText {
     Text(String),
-    Json(Value),
+    Json(#[schemars(extend("type" = ["object", "boolean"]))] Value),
 }
 
 /// A constraint and the field that asked for it.

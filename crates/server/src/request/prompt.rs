@@ -1,10 +1,13 @@
 //! The prompt of a completion, in its four forms.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use inflight_tokenizer::{Special, Tokenizer, TokenizerError};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 1024;
@@ -54,6 +57,28 @@ pub(crate) struct Prompts(pub(crate) Vec<Prompt>);
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(PromptsVisitor)
+    }
+}
+
+impl JsonSchema for Prompts {
+    fn schema_name() -> Cow<'static, str> {
+        "Prompts".into()
+    }
+
+    fn json_schema(_generator: &mut SchemaGenerator) -> Schema {
+        let tokens = json!({
+            "type": "array", "minItems": 1, "items": {"type": "integer", "format": "token-id"},
+        });
+        let many = |items: &Value| {
+            let most = MAX_PROMPTS;
+            json!({"type": "array", "minItems": 1, "maxItems": most, "items": items})
+        };
+        json_schema!({
+            "description": "A text, texts, a text's tokens, or those of texts.",
+            "anyOf": [
+                {"type": "string"}, many(&json!({"type": "string"})), tokens, many(&tokens),
+            ],
+        })
     }
 }
 

@@ -1,12 +1,15 @@
 //! Fields that say how tokens are drawn, where an output ends and how urgent it is.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use inflight_engine::{DryParams, RequestLimits, RequestSpec, SamplingParams, SharedGrammar};
 use inflight_tokenizer::{TextPosition, Tokenizer};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::json;
 
 use super::words;
 use crate::error::ApiError;
@@ -31,7 +34,7 @@ const USUAL_DRY_LENGTH: usize = 2;
 const MAX_SEQUENCES: usize = 1024;
 
 /// OpenAI's sampling fields, and vLLM's.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct SamplingFields {
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
@@ -328,6 +331,19 @@ struct Stops(Vec<String>);
 impl<'de> Deserialize<'de> for Stops {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(StopsVisitor)
+    }
+}
+
+impl JsonSchema for Stops {
+    fn schema_name() -> Cow<'static, str> {
+        "Stops".into()
+    }
+
+    fn json_schema(_generator: &mut SchemaGenerator) -> Schema {
+        let stop = json!({"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES});
+        json_schema!({"anyOf": [
+            stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS},
+        ]})
     }
 }
 

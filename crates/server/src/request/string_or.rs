@@ -1,8 +1,10 @@
 //! A field that is a string or a list.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -18,6 +20,21 @@ pub(crate) enum StringOr<T> {
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for StringOr<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(StringOrVisitor(PhantomData))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for StringOr<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("StringOr_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let items = generator.subschema_for::<T>();
+        json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
     }
 }
 

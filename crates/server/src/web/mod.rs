@@ -12,6 +12,14 @@ pub(crate) async fn index() -> Response {
     file("text/html; charset=utf-8", include_str!("index.html"))
 }
 
+pub(crate) async fn docs() -> Response {
+    file("text/html; charset=utf-8", include_str!("docs.html"))
+}
+
+pub(crate) async fn docs_script() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("docs.js"))
+}
+
 pub(crate) async fn style() -> Response {
     file("text/css; charset=utf-8", include_str!("style.css"))
 }

@@ -225,6 +225,8 @@ impl Generate for FakeEngine {
         self.prompts.lock().unwrap().push((request.prompt().to_vec(), request.max_tokens()));
         let tenant = request.tenant().name().map(str::to_owned);
         self.terms.lock().unwrap().push((tenant, request.timeout()));
+        // Of use to those that asked for a state only.
+        let _ = sink.send_state(vec![3.0, 4.0]);
         let updates = (self.script)(request.prompt(), number);
         let ends = matches!(updates.last(), Some(Update::Finished(_)));
         for update in updates {

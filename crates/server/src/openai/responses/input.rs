@@ -1,5 +1,6 @@
 //! Input items to messages.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -14,10 +15,12 @@ pub(crate) type Input = StringOr<Map<String, Value>>;
 type Content = StringOr<Part>;
 
 /// A turn. `id` and `status` are there if the item comes from a response; they change nothing.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "fields that are known and change nothing")]
-struct Message {
+#[schemars(rename = "InputMessage")]
+pub(super) struct Message {
+    #[schemars(extend("enum" = ["message", null]))]
     r#type: Option<String>,
     id: Option<String>,
     status: Option<String>,
@@ -25,8 +28,9 @@ struct Message {
     content: Content,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "InputPart")]
 enum Part {
     InputText { text: String },
     OutputText { text: String },
@@ -34,10 +38,12 @@ enum Part {
     Refusal { refusal: String },
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "fields that are known and change nothing")]
-struct FunctionCall {
+#[schemars(rename = "InputFunctionCall")]
+pub(super) struct FunctionCall {
+    #[schemars(required, extend("enum" = ["function_call"]))]
     r#type: Option<String>,
     id: Option<String>,
     status: Option<String>,
@@ -46,10 +52,12 @@ struct FunctionCall {
     arguments: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "fields that are known and change nothing")]
-struct FunctionOutput {
+#[schemars(rename = "InputFunctionOutput")]
+pub(super) struct FunctionOutput {
+    #[schemars(required, extend("enum" = ["function_call_output"]))]
     r#type: Option<String>,
     id: Option<String>,
     status: Option<String>,
@@ -57,10 +65,12 @@ struct FunctionOutput {
     output: Content,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "fields that are known and change nothing")]
-struct Reasoning {
+#[schemars(rename = "InputReasoning")]
+pub(super) struct Reasoning {
+    #[schemars(required, extend("enum" = ["reasoning"]))]
     r#type: Option<String>,
     id: Option<String>,
     status: Option<String>,
@@ -69,6 +79,17 @@ struct Reasoning {
     summary: Option<Value>,
     /// Null where thoughts are not secret.
     encrypted_content: Option<Value>,
+}
+
+/// What [`take_item`] reads, for the API's description.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "it is described, not made")]
+pub(super) enum InputItem {
+    Message(Message),
+    FunctionCall(FunctionCall),
+    FunctionOutput(FunctionOutput),
+    Reasoning(Reasoning),
 }
 
 fn text_of(content: Content) -> String {

@@ -10,3 +10,5 @@ mod object;
 mod request;
 
 pub(crate) use create::create;
+pub(crate) use object::ResponseObject;
+pub(crate) use request::describe;

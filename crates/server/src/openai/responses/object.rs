@@ -1,5 +1,6 @@
 //! The response as an object.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -13,7 +14,7 @@ use crate::usage::TokenCounts;
 
 /// # Source
 /// OpenAI's API reference, "The response object".
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct ResponseObject {
     pub(crate) id: String,
     object: &'static str,
@@ -41,7 +42,8 @@ pub(crate) struct ResponseObject {
 }
 
 /// What a response cost.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseUsage")]
 struct Usage {
     input_tokens: usize,
     input_tokens_details: InputDetails,
@@ -50,12 +52,12 @@ struct Usage {
     total_tokens: usize,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 struct InputDetails {
     cached_tokens: usize,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 struct OutputDetails {
     reasoning_tokens: usize,
 }
@@ -103,8 +105,9 @@ impl Ending {
 }
 
 /// A member of `output`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "OutputItem")]
 pub(crate) enum Item {
     Reasoning {
         id: String,
@@ -128,8 +131,9 @@ pub(crate) enum Item {
 }
 
 /// A part of an item.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "OutputPart")]
 pub(crate) enum Part {
     ReasoningText { text: String },
     OutputText { text: String, annotations: [(); 0], logprobs: Vec<ChatLogprob> },

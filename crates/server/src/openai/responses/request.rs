@@ -1,28 +1,33 @@
 //! A request's fields.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::input::{Input, messages};
+use super::input::{Input, InputItem, messages};
 use crate::chat::{Conversation, Tool, ToolChoice, check_tools, set_effort};
 use crate::error::ApiError;
 use crate::openai::logprobs::check_count;
 use crate::openai::tool_fields::choice_of_word;
-use crate::request::{Body, SamplingFields, neutral};
+use crate::openapi::Fields;
+use crate::request::{Body, SamplingFields, StringOr, neutral};
 use crate::state::ServerState;
 
 /// Fields of responses alone.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct ResponseFields {
     model: Option<String>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    #[schemars(with = "Option<StringOr<InputItem>>")]
     input: Option<Input>,
     pub(crate) instructions: Option<String>,
     pub(crate) max_output_tokens: Option<usize>,
     pub(crate) top_logprobs: Option<u32>,
+    #[schemars(extend("items" = {"enum": ["message.output_text.logprobs"]}))]
     include: Option<Vec<String>>,
     pub(crate) tools: Option<Vec<ResponseTool>>,
+    #[schemars(with = "Option<ToolChoiceSchema>")]
     pub(crate) tool_choice: Option<Value>,
     pub(crate) parallel_tool_calls: Option<bool>,
     reasoning: Option<Reasoning>,
@@ -30,39 +35,64 @@ pub(crate) struct ResponseFields {
     pub(crate) metadata: Option<Map<String, Value>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ResponseStreamOptions")]
 struct StreamOptions {
+    #[schemars(extend("enum" = [false, null]))]
     include_obfuscation: Option<bool>,
 }
 
 /// How much to think.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ReasoningOptions")]
 struct Reasoning {
     effort: Option<String>,
+    #[schemars(extend("type" = "null"))]
     summary: Option<Value>,
+    #[schemars(extend("type" = "null"))]
     generate_summary: Option<Value>,
 }
 
 /// A member of `tools`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum ResponseTool {
     Function(Tool),
 }
 
 /// `tool_choice`, if it is no word.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ResponseNamedTool")]
 enum NamedTool {
     Function { name: String },
+}
+
+/// What [`tool_choice`] reads, for the API's description.
+#[derive(JsonSchema)]
+#[schemars(untagged, rename = "ResponseToolChoice")]
+#[expect(dead_code, reason = "it is described, not made")]
+enum ToolChoiceSchema {
+    Word(#[schemars(extend("enum" = ["none", "auto", "required"]))] String),
+    Named(NamedTool),
 }
 
 /// A whole request.
 pub(crate) struct ResponseRequest {
     pub(crate) sampling: SamplingFields,
     pub(crate) fields: ResponseFields,
+}
+
+/// What [`ResponseRequest::parse`] takes.
+pub(crate) fn describe(fields: Fields<'_>) -> Fields<'_> {
+    fields
+        .group::<ResponseFields>()
+        .group::<SamplingFields>()
+        .neutral(neutral::COMMON)
+        .neutral(neutral::RESPONSES)
+        .require("input")
 }
 
 impl ResponseRequest {

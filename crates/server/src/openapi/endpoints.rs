@@ -1,0 +1,190 @@
+//! All endpoints.
+
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Value, json};
+
+use super::fields::Fields;
+use super::operation::Operation;
+use super::ranges::limit_fields;
+use crate::anthropic::{self, MessageObject, count_tokens};
+use crate::openai::{chat, completions, embeddings, models, responses};
+use crate::state::ServerState;
+use crate::{health, tokenize};
+
+const OPENAI: &str = "OpenAI";
+const ANTHROPIC: &str = "Anthropic";
+const TEXT: &str = "Text";
+const JSON: &str = "application/json";
+
+/// What makes schemas of types: of those that are read, and of those that are written.
+pub(super) struct Generators<'a> {
+    pub(super) read: SchemaGenerator,
+    pub(super) written: SchemaGenerator,
+    pub(super) state: &'a ServerState,
+}
+
+impl Generators<'_> {
+    fn body(&mut self, describe: impl FnOnce(Fields<'_>) -> Fields<'_>) -> Value {
+        let mut schema = describe(Fields::new(&mut self.read)).finish();
+        limit_fields(&mut schema, self.state);
+        schema
+    }
+
+    fn answer<T: JsonSchema>(&mut self) -> Value {
+        self.written.subschema_for::<T>().to_value()
+    }
+}
+
+/// Every operation but the page's files.
+pub(super) fn all(make: &mut Generators<'_>) -> Vec<Operation> {
+    let mut operations = openais(make);
+    operations.extend(anthropics(make));
+    operations.extend(texts(make));
+    operations.extend(servers(make));
+    operations
+}
+
+fn openais(make: &mut Generators<'_>) -> Vec<Operation> {
+    let name = json!({
+        "name": "model", "in": "path", "required": true, "schema": {"type": "string"},
+        "description": "A name of the list; slashes in it need no escaping.",
+    });
+    // Streams tell what each event's data is; the schemas are among the components.
+    let _ = make.answer::<chat::Chunk>();
+    vec![
+        Operation::post(
+            "/v1/chat/completions",
+            "createChatCompletion",
+            "Answer a chat",
+            make.body(chat::describe),
+        )
+        .tag(OPENAI)
+        .works()
+        .answers(JSON, make.answer::<chat::Whole>())
+        .streams("Each event's data is a chat.completion.chunk; the last one's is [DONE]."),
+        Operation::post(
+            "/v1/completions",
+            "createCompletion",
+            "Continue prompts",
+            make.body(completions::describe),
+        )
+        .tag(OPENAI)
+        .works()
+        .answers(JSON, make.answer::<completions::Whole>())
+        .streams("Each event's data is a text_completion; the last one's is [DONE]."),
+        Operation::post(
+            "/v1/responses",
+            "createResponse",
+            "Answer in items",
+            make.body(responses::describe),
+        )
+        .tag(OPENAI)
+        .described("Nothing is stored: every request brings the whole conversation.")
+        .works()
+        .answers(JSON, make.answer::<responses::ResponseObject>())
+        .streams("Named events, from response.created to response.completed."),
+        Operation::post(
+            "/v1/embeddings",
+            "createEmbedding",
+            "Embed texts",
+            make.body(embeddings::describe),
+        )
+        .tag(OPENAI)
+        .works()
+        .answers(JSON, make.answer::<embeddings::EmbeddingList>()),
+        Operation::get("/v1/models", "listModels", "List the model's names")
+            .tag(OPENAI)
+            .answers(JSON, make.answer::<models::ModelList>()),
+        Operation::get("/v1/models/{model}", "retrieveModel", "Tell of one name")
+            .tag(OPENAI)
+            .parameter(name)
+            .fails(404)
+            .answers(JSON, make.answer::<models::Model>()),
+    ]
+}
+
+fn anthropics(make: &mut Generators<'_>) -> Vec<Operation> {
+    vec![
+        Operation::post(
+            "/v1/messages",
+            "createMessage",
+            "Answer a chat",
+            make.body(anthropic::describe),
+        )
+        .tag(ANTHROPIC)
+        .works()
+        .answers(JSON, make.answer::<MessageObject>())
+        .streams("Named events, from message_start to message_stop."),
+        Operation::post(
+            "/v1/messages/count_tokens",
+            "countMessageTokens",
+            "Count a prompt's tokens",
+            make.body(anthropic::describe_prompt),
+        )
+        .tag(ANTHROPIC)
+        .answers(JSON, make.answer::<count_tokens::TokenCount>()),
+    ]
+}
+
+fn texts(make: &mut Generators<'_>) -> Vec<Operation> {
+    vec![
+        Operation::post(
+            "/tokenize",
+            "tokenize",
+            "Tell a text's tokens, or a chat's",
+            make.body(tokenize::describe),
+        )
+        .described(
+            "Either `prompt` or `messages` is required; fields of the other do not go with it.",
+        )
+        .tag(TEXT)
+        .answers(JSON, make.answer::<tokenize::Tokenized>()),
+        Operation::post(
+            "/detokenize",
+            "detokenize",
+            "Tell the text of tokens",
+            make.body(tokenize::describe_back),
+        )
+        .tag(TEXT)
+        .answers(JSON, make.answer::<tokenize::Detokenized>()),
+    ]
+}
+
+fn servers(make: &mut Generators<'_>) -> Vec<Operation> {
+    let query = |name: &str, schema: Value| {
+        let place = "query";
+        json!({"name": name, "in": place, "required": false, "schema": schema})
+    };
+    let status = make.answer::<health::Health>();
+    let health = |path, id, summary| {
+        let operation = Operation::get(path, id, summary);
+        operation.open().fails(503).answers(JSON, status.clone())
+    };
+    vec![
+        health("/health", "health", "Whether requests are accepted"),
+        health("/health/live", "healthLive", "Whether the engine lives"),
+        health("/health/ready", "healthReady", "Whether requests are accepted and get on"),
+        Operation::get("/version", "version", "Which version this is")
+            .open()
+            .answers(JSON, make.answer::<health::Version>()),
+        Operation::get("/openapi.json", "openapi", "This document")
+            .open()
+            .answers(JSON, json!({"type": "object"})),
+        Operation::get("/metrics", "metrics", "Figures, as Prometheus reads them")
+            .answers("text/plain", json!({"type": "string"})),
+        Operation::get("/debug/state", "state", "What runs and waits")
+            .answers(JSON, json!({"type": "object"})),
+        Operation::get("/debug/timeline", "timeline", "The last steps, as a timeline")
+            .parameter(query(
+                "seconds",
+                json!({"type": "number", "minimum": 0, "maximum": 3600, "default": 1}),
+            ))
+            .parameter(query(
+                "format",
+                json!({"type": "string", "enum": ["chrome", "html"], "default": "chrome"}),
+            ))
+            .fails(400)
+            .answers(JSON, json!({"type": "array", "items": {"type": "object"}}))
+            .answers("text/html", json!({"type": "string"})),
+    ]
+}
