@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     logging::init(cli.log_level.as_deref(), cli.command.default_log_level());
     let result = match cli.command {
-        Command::Serve(args) => serve::serve(args),
+        Command::Serve(args) => serve::serve(*args),
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::chat(args),
         Command::Doctor(args) => doctor::doctor(&args),

@@ -103,7 +103,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve a model over the OpenAI API
     #[command(after_help = SERVE_EXAMPLES)]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Print the answer to one prompt
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
