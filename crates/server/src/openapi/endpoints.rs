@@ -49,8 +49,9 @@ fn openais(make: &mut Generators<'_>) -> Vec<Operation> {
         "name": "model", "in": "path", "required": true, "schema": {"type": "string"},
         "description": "A name of the list; slashes in it need no escaping.",
     });
-    // Streams tell what each event's data is; the schemas are among the components.
-    let _ = make.answer::<chat::Chunk>();
+    let chunk = make.answer::<chat::Chunk>();
+    let completion = make.answer::<completions::Whole>();
+    let named = json!({"type": "object"});
     vec![
         Operation::post(
             "/v1/chat/completions",
@@ -61,7 +62,7 @@ fn openais(make: &mut Generators<'_>) -> Vec<Operation> {
         .tag(OPENAI)
         .works()
         .answers(JSON, make.answer::<chat::Whole>())
-        .streams("Each event's data is a chat.completion.chunk; the last one's is [DONE]."),
+        .streams("A chat.completion.chunk; the last event's data is [DONE].", &chunk),
         Operation::post(
             "/v1/completions",
             "createCompletion",
@@ -70,8 +71,8 @@ fn openais(make: &mut Generators<'_>) -> Vec<Operation> {
         )
         .tag(OPENAI)
         .works()
-        .answers(JSON, make.answer::<completions::Whole>())
-        .streams("Each event's data is a text_completion; the last one's is [DONE]."),
+        .answers(JSON, completion.clone())
+        .streams("A text_completion; the last event's data is [DONE].", &completion),
         Operation::post(
             "/v1/responses",
             "createResponse",
@@ -82,7 +83,7 @@ fn openais(make: &mut Generators<'_>) -> Vec<Operation> {
         .described("Nothing is stored: every request brings the whole conversation.")
         .works()
         .answers(JSON, make.answer::<responses::ResponseObject>())
-        .streams("Named events, from response.created to response.completed."),
+        .streams("Named events, from response.created to response.completed.", &named),
         Operation::post(
             "/v1/embeddings",
             "createEmbedding",
@@ -114,7 +115,7 @@ fn anthropics(make: &mut Generators<'_>) -> Vec<Operation> {
         .tag(ANTHROPIC)
         .works()
         .answers(JSON, make.answer::<MessageObject>())
-        .streams("Named events, from message_start to message_stop."),
+        .streams("Named events, from message_start to message_stop.", &json!({"type": "object"})),
         Operation::post(
             "/v1/messages/count_tokens",
             "countMessageTokens",

@@ -89,10 +89,23 @@ impl Operation {
         self
     }
 
-    /// Answers in server-sent events if `stream` is true.
-    pub(super) fn streams(self, data: &str) -> Self {
-        let events = json!({"type": "string", "description": data});
-        self.answers("text/event-stream", events)
+    /// Answers in server-sent events if `stream` is true. The schema is one event's, as tools read
+    /// it and OpenAPI 3.2 has it.
+    pub(super) fn streams(self, description: &str, data: &Value) -> Self {
+        let event = json!({
+            "description": description,
+            "type": "object",
+            "required": ["data"],
+            "properties": {
+                "event": {"type": "string"},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": data,
+                },
+            },
+        });
+        self.answers("text/event-stream", event)
     }
 
     /// The operation as a document has it. `needs_key`: whether this server has keys.
