@@ -1,15 +1,15 @@
 //! A model's tokenizer, wherever its files keep it.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
-use inflight_model::{GgufTokenizer, ModelFiles, Weights};
+use inflight_model::{GgufFile, GgufTokenizer, ModelFiles, Weights};
 use inflight_tokenizer::{GgufVocab, Tokenizer};
 
 /// Builds the tokenizer of a model. A dummy model without one gets one of plain bytes.
 pub(crate) fn load_tokenizer(files: &ModelFiles) -> Result<Tokenizer> {
     if let Some(file) = files.gguf() {
-        let vocab = vocab_of(file.tokenizer()?);
-        let tokenizer = Tokenizer::from_gguf(vocab);
-        return tokenizer.with_context(|| format!("the tokenizer of {}", file.path()));
+        return tokenizer_of_gguf(file);
     }
     let folder = files.folder.as_ref().context("the model has neither file nor folder")?;
     if folder.join("tokenizer.json").exists() {
@@ -21,6 +21,20 @@ pub(crate) fn load_tokenizer(files: &ModelFiles) -> Result<Tokenizer> {
     }
     tracing::warn!("there is no tokenizer.json: every byte of a text is a token");
     Tokenizer::from_gguf(byte_vocab(files.config.vocab_size)).context("the tokenizer of bytes")
+}
+
+/// Builds the tokenizer of a model whose weights do not matter and need not be there.
+pub(crate) fn load_tokenizer_alone(model: &Path) -> Result<Tokenizer> {
+    if model.is_dir() {
+        let tokenizer = Tokenizer::from_folder(model);
+        return tokenizer.with_context(|| format!("the tokenizer of {}", model.display()));
+    }
+    tokenizer_of_gguf(&GgufFile::open(model)?)
+}
+
+fn tokenizer_of_gguf(file: &GgufFile) -> Result<Tokenizer> {
+    let tokenizer = Tokenizer::from_gguf(vocab_of(file.tokenizer()?));
+    tokenizer.with_context(|| format!("the tokenizer of {}", file.path()))
 }
 
 fn vocab_of(file: GgufTokenizer) -> GgufVocab {

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::args::{ConstraintChoice, OfflineArgs};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
-use crate::text::load_tokenizer;
+use crate::text::{load_tokenizer, load_tokenizer_alone};
 
 /// The grammar that was asked for, for the model in `files`.
 pub(crate) fn grammar(args: &OfflineArgs, files: &ModelFiles) -> Result<Option<SharedGrammar>> {
@@ -18,7 +18,7 @@ pub(crate) fn grammar(args: &OfflineArgs, files: &ModelFiles) -> Result<Option<S
         Some(model) => {
             let show_progress = is_watched(args.engine.no_progress);
             let model = ModelArgument::parse(model)?.fetch(show_progress)?;
-            load_tokenizer(&ModelFiles::dummy(&model.path, 0)?)
+            load_tokenizer_alone(&model.path)
         }
         None => load_tokenizer(files),
     };
