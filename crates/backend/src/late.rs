@@ -89,15 +89,18 @@ impl<'a> LateWriter<'a> {
 
 /// Where a late row's words lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LateRow {
-    pub(crate) mask: Option<Range<usize>>,
-    pub(crate) bias_ids: Range<usize>,
-    pub(crate) bias_values: Range<usize>,
+pub struct LateRow {
+    /// Tokens that may be drawn; `None`: all.
+    pub mask: Option<Range<usize>>,
+    /// Tokens whose logits are shifted.
+    pub bias_ids: Range<usize>,
+    /// By how much.
+    pub bias_values: Range<usize>,
 }
 
 impl LateRow {
     /// Reads the header of row `row`.
-    pub(crate) fn read(words: &[u32], row: u32, vocab_size: usize) -> Self {
+    pub fn read(words: &[u32], row: u32, vocab_size: usize) -> Self {
         let header = &words[row as usize * HEADER_WORDS..][..HEADER_WORDS];
         let [mask, bias, len] = [header[0], header[1], header[2]].map(|word| word as usize);
         let has_mask = header[0] != u32::MAX;

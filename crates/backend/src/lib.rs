@@ -11,6 +11,7 @@
 //! Invariant: this is the last room where `unsafe` is allowed.
 
 mod ceilings;
+mod clock;
 pub mod cpu;
 pub mod cuda;
 mod dtype;
@@ -31,6 +32,7 @@ mod sync;
 mod tensor;
 
 pub use ceilings::Ceilings;
+pub use clock::Clock;
 pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
 pub use cuda::{CudaBackend, CudaConfig};
 pub use dtype::Dtype;
@@ -38,7 +40,7 @@ pub use error::BackendError;
 pub use history::{HistoryInputs, HistoryLayout, HistoryShape};
 pub use kv_blocks::{BlockPair, KvBlocks, MoveBlocks, MoveWay};
 pub use kv_layout::{KvDtype, KvLayout};
-pub use late::LateWriter;
+pub use late::{LateRow, LateWriter};
 pub use mapped_file::MappedFile;
 pub use ops::{AttentionShape, Backend, DeviceBatch, Graph, KvLayer};
 pub use quant::fp8::{Fp8Matrix, Fp8Scales};

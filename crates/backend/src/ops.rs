@@ -7,7 +7,7 @@
 use std::{any::Any, time::Duration};
 
 use crate::{
-    BackendError, Ceilings, Dtype, HistoryShape, HostTensor, KvDtype, KvLayout, MoveBlocks,
+    BackendError, Ceilings, Clock, Dtype, HistoryShape, HostTensor, KvDtype, KvLayout, MoveBlocks,
     StepCapacity, StepShape,
 };
 
@@ -33,6 +33,11 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     /// Name for people: the processor or the GPU, and what of it is used.
     fn description(&self) -> String;
+
+    /// The clock by which the host of this device lives.
+    fn clock(&self) -> Clock {
+        Clock::real()
+    }
 
     /// Element type of the KV cache.
     fn kv_dtype(&self) -> KvDtype;

@@ -4,7 +4,7 @@
 //! [`device`] (what computes), [`resolve`] (numbers instead of defaults), [`memory`] (whose is
 //! what), [`assembly`] (all that to an engine), [`start`] (which then runs), [`serve`], [`run`],
 //! [`chat`], [`doctor`], [`bench`],
-//! [`tune`] (the commands), [`answer`] (one prompt's text as it comes).
+//! [`simulate`], [`replay`], [`tune`] (the commands), [`answer`] (one prompt's text as it comes).
 //!
 //! Invariant: the only room that reads arguments and environment.
 //! Invariant: stdout has answers only; all else goes to stderr.
@@ -30,10 +30,12 @@ mod memory;
 mod models;
 mod policy;
 mod progress;
+mod replay;
 mod resolve;
 mod run;
 mod serve;
 mod signals;
+mod simulate;
 mod start;
 mod summary;
 mod swap;
@@ -50,6 +52,8 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::chat(args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Bench(args) => bench::bench(&args.command),
+        Command::Replay(args) => replay::replay(&args),
+        Command::Simulate(args) => simulate::simulate_load(&args),
         Command::Tune(args) => tune::tune(&args),
     };
     match result {

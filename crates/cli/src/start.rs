@@ -17,6 +17,7 @@ use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::device::choose;
 use crate::models::LocalModel;
 use crate::policy::resolve_policy;
+use crate::replay::keep_record_of_failure;
 use crate::resolve::{Workload, resolve_gpu_use};
 use crate::summary::Summary;
 use crate::text::load_tokenizer;
@@ -77,6 +78,7 @@ impl UseEngine for Start<'_> {
     fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Running> {
         let Assembled { mut engine, handle, config, summary, kv_capacities, .. } = assembled;
         engine.set_policy(resolve_policy(self.policy, config.max_num_seqs)?)?;
+        engine.on_failure(keep_record_of_failure());
         let trace = self.trace.map(|(file, records)| {
             engine.trace_to(records);
             file

@@ -1,11 +1,13 @@
 //! The engine thread.
 
+mod outside;
+
 use std::{
     collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
-        mpsc::{self, Receiver, SyncSender, TryRecvError},
+        mpsc::{self, Receiver, TryRecvError},
     },
     time::Duration,
 };
@@ -16,13 +18,12 @@ use inflight_backend::{
 };
 use inflight_kv_cache::PrefixKey;
 use inflight_model::Decoder;
-use inflight_scheduler::{
-    Batch, Moves, Policy, Scheduler, SchedulerError, SequenceId, SequenceSpec, Service,
-};
+use inflight_scheduler::{Batch, Moves, SequenceId, SequenceSpec, Service, record::Recorded};
 
 use crate::{
     EngineConfig, EngineError, EngineHandle, EngineSnapshot, EngineStats, FinishReason, RequestId,
     StepRecord, TokenUpdate,
+    black_box::BlackBox,
     block_mover::{BlockMover, CostMeter},
     grammar_workers::{GrammarWorkers, Progress},
     handle::{Command, Submission},
@@ -40,7 +41,7 @@ pub struct Engine<B: Backend> {
     config: EngineConfig,
     inbox: Receiver<Command>,
     draining: bool,
-    scheduler: Scheduler,
+    scheduler: BlackBox,
     requests: LiveRequests,
     grammars: GrammarWorkers,
     runner: ModelRunner<B>,
@@ -98,9 +99,15 @@ impl<B: Backend> Engine<B> {
         decoder: Decoder<B>,
         config: EngineConfig,
     ) -> Result<(Self, EngineHandle), EngineError> {
-        let scheduler = Scheduler::new(config.scheduler())?;
+        let scheduler = BlackBox::new(Recorded::new(config.scheduler())?);
         let (commands, inbox) = mpsc::sync_channel(4 * config.max_outstanding + 16);
         let stats = Arc::new(EngineStats::default());
+        let streams = Streams {
+            h2d: backend.create_stream("h2d")?,
+            compute: backend.create_stream("compute")?,
+            d2h: backend.create_stream("d2h")?,
+        };
+        let clock = TraceClock::start(&backend, &streams.compute)?;
         let handle = EngineHandle {
             commands,
             limits: config.limits(decoder.config().vocab_size),
@@ -108,11 +115,7 @@ impl<B: Backend> Engine<B> {
             max_outstanding: config.max_outstanding,
             next_id: Arc::new(AtomicU64::new(0)),
             stats: Arc::clone(&stats),
-        };
-        let streams = Streams {
-            h2d: backend.create_stream("h2d")?,
-            compute: backend.create_stream("compute")?,
-            d2h: backend.create_stream("d2h")?,
+            clock: clock.clock().clone(),
         };
         let model = decoder.config().clone();
         let runner = ModelRunner::new(&backend, decoder, &config)?;
@@ -123,7 +126,7 @@ impl<B: Backend> Engine<B> {
             grammars: GrammarWorkers::start(model.vocab_size)?,
             runner,
             io: IoSlots::new(&backend, &config, &model)?,
-            clock: TraceClock::start(&backend, &streams.compute)?,
+            clock,
             outputs: OutputLayout { max_rows: config.max_num_seqs },
             backend,
             config,
@@ -155,19 +158,6 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Has the scheduler decide by `policy`, from the next plan on.
-    ///
-    /// # Errors
-    /// When the policy does not work with the engine's limits; the message names the field.
-    pub fn set_policy(&mut self, policy: Policy) -> Result<(), SchedulerError> {
-        self.scheduler.set_policy(policy)
-    }
-
-    /// Sends a record of every step to `records` too. Never blocks: a full channel loses records.
-    pub fn trace_to(&mut self, records: SyncSender<StepRecord>) {
-        self.clock.send_to(records);
-    }
-
     /// Serves until told to drain, or until every handle is gone.
     ///
     /// # Errors
@@ -175,8 +165,7 @@ impl<B: Backend> Engine<B> {
     pub fn run(mut self) -> Result<(), EngineError> {
         let result = self.serve();
         if let Err(error) = &result {
-            tracing::error!(%error, "the engine stops");
-            self.requests.finish_all(&FinishReason::Failed(error.to_string()));
+            self.fail(error);
         }
         result
     }
@@ -214,7 +203,8 @@ impl<B: Backend> Engine<B> {
         Ok(self.runner.prepare_next(&self.backend, &self.io, &self.streams.compute)?)
     }
 
-    fn is_idle(&self) -> bool {
+    /// Whether there is nothing to do until somebody asks for something.
+    pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle() && self.in_flight.is_empty()
     }
 
@@ -226,7 +216,12 @@ impl<B: Backend> Engine<B> {
     /// compute  ------------ N -----------------|------------ N+1 ------------
     /// d2h                                       [N]
     /// ```
-    fn step(&mut self) -> Result<(), EngineError> {
+    ///
+    /// [`Engine::run`] does this over and over; a simulation looks at the scheduler in between.
+    ///
+    /// # Errors
+    /// [`EngineError::Backend`] if the device is lost: [`Engine::fail`] is to follow.
+    pub fn step(&mut self) -> Result<(), EngineError> {
         let ((), admit) = self.timed(Self::admit);
         let (batch, plan) = self.timed(|engine| engine.scheduler.plan());
         let decision = *self.scheduler.decision();
@@ -273,6 +268,9 @@ impl<B: Backend> Engine<B> {
             Command::Inspect(client) => {
                 // Whoever asked may have gone.
                 let _ = client.try_send(EngineSnapshot::of(&self.scheduler));
+            }
+            Command::Record(client) => {
+                let _ = client.try_send(self.scheduler.record());
             }
             Command::Drain => self.draining = true,
         }
@@ -572,26 +570,8 @@ impl<B: Backend> Engine<B> {
     }
 
     fn publish_stats(&self) {
-        let (stats, scheduler) = (&self.stats, &self.scheduler);
-        let set = |cell: &AtomicUsize, value| cell.store(value, Ordering::Relaxed);
-        set(&stats.num_running, scheduler.num_running());
-        set(&stats.num_waiting, scheduler.num_waiting());
-        set(&stats.num_free_blocks, scheduler.num_free_blocks());
-        set(&stats.num_total_blocks, self.config.num_blocks);
-        set(&stats.num_cached_blocks, scheduler.num_cached_blocks());
-        set(&stats.num_free_swap_blocks, scheduler.num_free_swap_blocks());
-        stats.num_preemptions.store(scheduler.num_preemptions(), Ordering::Relaxed);
-        stats.num_swaps.store(scheduler.num_swaps(), Ordering::Relaxed);
-        let num_steps = stats.num_steps.load(Ordering::Relaxed);
-        stats.memory.publish(scheduler, self.mover.num_moved, num_steps);
-    }
-}
-
-impl From<inflight_scheduler::FinishReason> for FinishReason {
-    fn from(reason: inflight_scheduler::FinishReason) -> Self {
-        match reason {
-            inflight_scheduler::FinishReason::Stop { token } => Self::Stop { token },
-            inflight_scheduler::FinishReason::Length => Self::Length,
-        }
+        self.stats.publish(&self.scheduler);
+        let num_steps = self.stats.num_steps.load(Ordering::Relaxed);
+        self.stats.memory.publish(&self.scheduler, self.mover.num_moved, num_steps);
     }
 }

@@ -7,7 +7,8 @@ use std::sync::{
 };
 use std::time::{Duration, Instant};
 
-use inflight_scheduler::Policy;
+use inflight_backend::Clock;
+use inflight_scheduler::{Policy, Scheduler, record::Record};
 
 use crate::{
     EngineSnapshot, FinishReason, MemoryStats, RequestId, RequestLimits, SinkClosed, TokenSink,
@@ -22,6 +23,8 @@ pub(crate) enum Command {
     Tune(Box<Tuning>),
     /// Tell what runs and waits.
     Inspect(SyncSender<EngineSnapshot>),
+    /// Tell what the scheduler was told and decided.
+    Record(SyncSender<Record>),
     /// Serve what was accepted, then end.
     Drain,
 }
@@ -40,8 +43,8 @@ pub(crate) struct Submission {
     pub(crate) id: RequestId,
     pub(crate) request: ValidRequest,
     pub(crate) client: Client,
-    /// When it was handed over: its timeout counts from here.
-    pub(crate) submitted: Instant,
+    /// When it was handed over, on the handle's clock: its timeout counts from here.
+    pub(crate) submitted: Duration,
 }
 
 /// Who waits for a request's updates. Sends exactly one final message, come what may: dropped
@@ -125,6 +128,7 @@ pub struct EngineHandle {
     pub(crate) max_outstanding: usize,
     pub(crate) next_id: Arc<AtomicU64>,
     pub(crate) stats: Arc<EngineStats>,
+    pub(crate) clock: Clock,
 }
 
 /// Figures that the engine publishes once a step.
@@ -167,6 +171,19 @@ impl EngineStats {
     pub(crate) fn note_progress(&self) {
         let now_ms = u64::try_from(ORIGIN.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.progress_ms.fetch_max(now_ms, Ordering::Relaxed);
+    }
+
+    /// Notes the scheduler's figures.
+    pub(crate) fn publish(&self, scheduler: &Scheduler) {
+        let set = |cell: &AtomicUsize, value| cell.store(value, Ordering::Relaxed);
+        set(&self.num_running, scheduler.num_running());
+        set(&self.num_waiting, scheduler.num_waiting());
+        set(&self.num_free_blocks, scheduler.num_free_blocks());
+        set(&self.num_total_blocks, scheduler.config().num_blocks);
+        set(&self.num_cached_blocks, scheduler.num_cached_blocks());
+        set(&self.num_free_swap_blocks, scheduler.num_free_swap_blocks());
+        self.num_preemptions.store(scheduler.num_preemptions(), Ordering::Relaxed);
+        self.num_swaps.store(scheduler.num_swaps(), Ordering::Relaxed);
     }
 
     fn since_progress(&self) -> Duration {
@@ -213,7 +230,7 @@ impl EngineHandle {
             ticket: Some(self.take_ticket().ok_or(full)?),
         };
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let submission = Submission { id, request, client, submitted: Instant::now() };
+        let submission = Submission { id, request, client, submitted: self.clock.now() };
         let (error, command) = match self.commands.try_send(Command::Submit(Box::new(submission))) {
             Ok(()) => return Ok(id),
             Err(TrySendError::Full(command)) => (full, command),
@@ -248,6 +265,14 @@ impl EngineHandle {
         // An engine that has stopped drops the sender, and the receiver learns of it.
         let _ = self.commands.try_send(Command::Inspect(sender));
         snapshot
+    }
+
+    /// Asks the engine what its scheduler was told and decided, so that it can be done again. Costs
+    /// the engine a pass over some megabytes.
+    pub fn record(&self) -> Receiver<Record> {
+        let (sender, record) = sync_channel(1);
+        let _ = self.commands.try_send(Command::Record(sender));
+        record
     }
 
     /// Asks the engine to serve what it has accepted and then end. Later requests are refused.

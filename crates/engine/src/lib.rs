@@ -4,12 +4,13 @@
 //! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
 //! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`], [`history`] and
 //! [`late`] (what an output may be), [`trace`] and [`memory_stats`] (when all that happened, and
-//! what became of memory).
+//! what became of memory), [`black_box`] (what is left when it fails).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
 //! Invariant: no text, no JSON, no async here.
 //! Invariant: every accepted request gets exactly one final message.
 
+mod black_box;
 mod block_mover;
 mod config;
 mod engine;
@@ -29,12 +30,16 @@ mod staging;
 mod trace;
 mod update;
 
+pub use black_box::OnFailure;
 pub use config::EngineConfig;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use grammar::{Allowed, Grammar, Matcher, SharedGrammar};
 pub use handle::{EngineHandle, EngineStats, SubmitError, Tuning};
 pub use history::{DryBreakers, DryParams};
+#[cfg(feature = "damage")]
+pub use inflight_scheduler::Damage;
+pub use inflight_scheduler::record::{Planned, Record, RecordError, Replay, ReplayedStep};
 pub use inflight_scheduler::{
     Batching, Decision, Gate, HeldBack, Lapse, LimitedBy, MemoryConfig, Mixing, Order, Policy,
     Preemption, Share, Targets, Tenant,

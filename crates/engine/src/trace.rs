@@ -2,10 +2,10 @@
 
 use std::{
     sync::mpsc::{SyncSender, TrySendError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use inflight_backend::{Backend, BackendError};
+use inflight_backend::{Backend, BackendError, Clock};
 use inflight_scheduler::Decision;
 
 use crate::io_slot::{Interval, IoSlot};
@@ -54,7 +54,8 @@ pub struct StepRecord {
 
 /// Measures host time since the engine started, and places device time beside it.
 pub(crate) struct TraceClock<B: Backend> {
-    origin: Instant,
+    clock: Clock,
+    origin: Duration,
     /// Happened at `origin`, give or take half of what recording it and waiting for it took.
     origin_event: B::Event,
     /// Who wants to know.
@@ -65,12 +66,13 @@ impl<B: Backend> TraceClock<B> {
     /// Starts the clock: `stream` must be idle.
     pub(crate) fn start(backend: &B, stream: &B::Stream) -> Result<Self, BackendError> {
         let origin_event = backend.create_event()?;
-        let before = Instant::now();
+        let clock = backend.clock();
+        let before = clock.now();
         backend.record(&origin_event, stream)?;
         backend.synchronize(&origin_event)?;
         // The event happened between the two readings of the host's clock: half-way is off least.
-        let origin = before + before.elapsed() / 2;
-        Ok(Self { origin, origin_event, records: Vec::new() })
+        let origin = before + (clock.now() - before) / 2;
+        Ok(Self { clock, origin, origin_event, records: Vec::new() })
     }
 
     /// Sends every step's record to `records` too; a channel that is full loses records.
@@ -80,12 +82,17 @@ impl<B: Backend> TraceClock<B> {
 
     /// Time since the engine started.
     pub(crate) fn now(&self) -> Duration {
-        self.origin.elapsed()
+        self.at(self.clock.now())
     }
 
-    /// A moment as time since the engine started.
-    pub(crate) fn at(&self, moment: Instant) -> Duration {
-        moment.saturating_duration_since(self.origin)
+    /// A moment of the clock as time since the engine started.
+    pub(crate) fn at(&self, moment: Duration) -> Duration {
+        moment.saturating_sub(self.origin)
+    }
+
+    /// The clock itself, for those who hand over requests.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// Completes `record` with the device's times and sends it. The slot's batch must have been

@@ -42,6 +42,15 @@ pub enum FinishReason {
     Failed(String),
 }
 
+impl From<inflight_scheduler::FinishReason> for FinishReason {
+    fn from(reason: inflight_scheduler::FinishReason) -> Self {
+        match reason {
+            inflight_scheduler::FinishReason::Stop { token } => Self::Stop { token },
+            inflight_scheduler::FinishReason::Length => Self::Length,
+        }
+    }
+}
+
 /// Where a request's updates go. Called on the engine's thread: it must never block.
 pub trait TokenSink: Send {
     /// The request's first row was launched: it waits in the queue no longer.

@@ -36,6 +36,14 @@ pub struct AdapterId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockHash(u64);
 
+impl BlockHash {
+    /// As a number: equal ones for equal hashes.
+    #[must_use]
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+}
+
 /// Names a full block and everything before it, its key included, outside the pool: SHA-256, so
 /// that equal names are equal contents though nobody compares tokens there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,17 +97,23 @@ impl PrefixChain {
     pub fn extend(&mut self, tokens: &[u32]) {
         let blocks = tokens.chunks_exact(self.block_size).skip(self.hashes.len());
         for block in blocks {
-            let mut hasher = DefaultHasher::new();
-            match self.hashes.last() {
-                Some(before) => before.hash(&mut hasher),
-                None => self.key.hash(&mut hasher),
-            }
-            block.hash(&mut hasher);
-            self.hashes.push(BlockHash(hasher.finish()));
+            self.hashes.push(self.hash_after(block));
             if let Some(names) = &mut self.names {
                 names.push(name(&self.key, names.last(), block));
             }
         }
+    }
+
+    /// What the hash of one more full block would be.
+    #[must_use]
+    pub fn hash_after(&self, block: &[u32]) -> BlockHash {
+        let mut hasher = DefaultHasher::new();
+        match self.hashes.last() {
+            Some(before) => before.hash(&mut hasher),
+            None => self.key.hash(&mut hasher),
+        }
+        block.hash(&mut hasher);
+        BlockHash(hasher.finish())
     }
 
     /// The names of the full blocks; none unless they were asked for.

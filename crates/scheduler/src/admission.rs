@@ -65,8 +65,21 @@ impl Scheduler {
         draft.decision.held_back = (!self.waiting.is_empty()).then_some(HeldBack::Tokens);
     }
 
+    /// Who joins next. A tenant that has nothing running goes before sequences that gave way, if
+    /// theirs had more service.
     pub(crate) fn next_to_admit(&self) -> Option<SequenceId> {
-        self.waiting.next(&self.accounts, |id| self.waits_for_prefix(id))
+        let waits = |id| self.waits_for_prefix(id);
+        let next = self.waiting.next(&self.accounts, waits)?;
+        if self.policy.order == Order::Fair && self.sequence(next).has_run {
+            let service = |id: SequenceId| self.accounts.service(self.sequence(id).account);
+            let other = self.waiting.next_by_tenant(&self.accounts, waits);
+            let is_needier = |other: &SequenceId| {
+                let num_running = self.accounts.num_running(self.sequence(*other).account);
+                num_running == 0 && service(*other) < service(next)
+            };
+            return other.filter(is_needier).or(Some(next));
+        }
+        Some(next)
     }
 
     /// Admits a waiting sequence, or says why it cannot join.

@@ -1,9 +1,11 @@
 //! The limits a scheduler works under.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{MemoryConfig, SchedulerError};
 
 /// Limits of one scheduler, fixed for its life.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerConfig {
     /// Most sequences that run at once, and most rows of a batch. Each costs one set of sampling
     /// state on the device.

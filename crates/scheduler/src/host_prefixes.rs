@@ -18,6 +18,7 @@ use std::time::Duration;
 use inflight_kv_cache::{HostBlockId, OnHost};
 
 use crate::Preemption;
+use crate::policy::Batching;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 
@@ -73,6 +74,10 @@ impl Scheduler {
         sequence: &Sequence,
         num_found: usize,
     ) -> Option<Vec<HostBlockId>> {
+        // A static batch computes all prompts before its first decode: nobody waits for a move.
+        if matches!(self.policy.batching, Batching::Static { .. }) {
+            return Some(Vec::new());
+        }
         let most = (sequence.len() - 1) / self.config.block_size;
         let mut blocks = Vec::new();
         for name in sequence.chain.names().iter().take(most).skip(num_found) {

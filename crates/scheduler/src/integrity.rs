@@ -46,7 +46,11 @@ impl Scheduler {
             let (counted, held) =
                 (self.cache.ref_count(block), held + u32::from(self.cache.is_cached(block)));
             if counted != held {
-                return Err(format!("block {block} counts {counted} references, has {held}"));
+                let why =
+                    if counted > held { "it is leaked" } else { "it was freed once too often" };
+                return Err(format!(
+                    "block {block} counts {counted} references, has {held}: {why}"
+                ));
             }
         }
         let num_owned = owned.iter().filter(|&&owned| owned).count();

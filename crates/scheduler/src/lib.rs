@@ -22,8 +22,8 @@
 //! [`SequenceSpec`] is what a caller asks for, [`Batch`] and [`Row`] are the answer, [`Decision`]
 //! says why. [`Scheduler`] does the work: `queue.rs` says who is next, `tenant.rs` what each tenant
 //! had, `plan.rs` chooses rows, `prompt_share.rs` their lengths, `admission.rs` and `gate.rs` who
-//! joins, `preemption.rs` who gives way, `host_prefixes.rs` what
-//! the host keeps, `commit.rs` takes results, `lapse.rs` ends what is late,
+//! joins, `preemption.rs` and `way.rs` who gives way, `host_prefixes.rs` what the host keeps,
+//! `commit.rs` takes results, `lapse.rs` ends what is late,
 //! `latency.rs` and `step_model.rs` keep steps short, `integrity.rs` checks it all.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
@@ -75,6 +75,8 @@ mod admission;
 mod batch;
 mod commit;
 mod config;
+#[cfg(feature = "damage")]
+mod damage;
 mod decision;
 mod error;
 mod gate;
@@ -92,16 +94,20 @@ mod preemption;
 mod prefix;
 mod prompt_share;
 mod queue;
+pub mod record;
 mod scheduler;
 mod sequence;
 mod state_slot;
 mod step_model;
 mod tenant;
 mod view;
+mod way;
 
 pub use batch::{Batch, Row, RowInputs};
 pub use commit::{Commit, FinishReason};
 pub use config::SchedulerConfig;
+#[cfg(feature = "damage")]
+pub use damage::Damage;
 pub use decision::{Decision, HeldBack, LimitedBy, Share};
 pub use error::{AdmissionError, SchedulerError};
 pub use host_prefixes::HostPrefixes;

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Rules for the KV cache, fixed for a scheduler's life.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryConfig {
     /// Whether full blocks are kept, while there is room, for later sequences that begin with the
     /// same tokens. Costs a hash per block; on unless outputs must not depend on what came before.
@@ -38,7 +40,7 @@ impl Default for MemoryConfig {
 }
 
 /// How a sequence gives way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Preemption {
     /// By whichever is faster for it, as measured.
     Auto,

@@ -180,6 +180,13 @@ impl MoveQueue {
         (self.copies.len() + num_moves, num_moves)
     }
 
+    /// The oldest batch in flight, if it moves blocks to the host.
+    #[cfg(feature = "damage")]
+    pub(crate) fn leaving_in_flight(&self) -> Option<u64> {
+        let (number, moves) = self.in_flight.front()?;
+        (!moves.swap_out.is_empty()).then_some(*number)
+    }
+
     /// Every reference that moves hold to blocks of the KV cache.
     pub(crate) fn held_blocks(&self) -> impl Iterator<Item = BlockId> {
         let copies = self.copies.iter().map(|(_, copy)| copy.from);

@@ -38,6 +38,7 @@ impl Scheduler {
         if self.running.is_empty() {
             self.static_batch = (0, false);
         }
+        self.make_way();
         self.plan_swaps();
         self.plan_rows(&mut draft);
         let Draft { mut batch, mut decision, .. } = draft;

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{SchedulerConfig, SchedulerError};
 
 /// What decides beside the limits. Unlike them it may change between any two plans.
 ///
 /// The default is the best throughput: prompts in chunks beside the decodes, first come first
 /// served, admitted as soon as there is room.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Policy {
     /// When sequences may join.
     pub batching: Batching,
@@ -31,7 +33,7 @@ pub struct Policy {
 }
 
 /// When sequences may join those that run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Batching {
     /// At every step.
     ///
@@ -51,7 +53,7 @@ pub enum Batching {
 }
 
 /// Who shares a batch with whom.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mixing {
     /// Chunks of prompts fill what the decodes leave of the token budget: no decode sits out.
     ///
@@ -67,7 +69,7 @@ pub enum Mixing {
 }
 
 /// Who goes first.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// Whoever came first.
     #[default]
@@ -87,7 +89,7 @@ pub enum Order {
 /// # Source
 /// text-generation-inference, `backends/v3/src/backend.rs` and `docs/source/reference/launcher.md`:
 /// the meaning of its two flags. There they are without effect on models that chunk prompts.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Gate {
     /// Prompts wait until there are this many for each running sequence. 0: they never wait.
     pub waiting_served_ratio: f64,
@@ -101,7 +103,7 @@ impl Gate {
 }
 
 /// Latencies to stay within. Without any, plans aim at throughput alone.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Targets {
     /// Time between two tokens of a running sequence, for all but one of a hundred. Bounds prompts
     /// in each batch and the sequences that run.

@@ -38,14 +38,19 @@ impl Scheduler {
             }
             assert!(self.running.len() > 1, "sequence {id} was admitted but does not fit alone");
             let newest = *self.running.last().expect("one of them asks for a block");
-            if self.is_better_swapped(self.sequence(newest)) {
-                self.swap_out(newest);
-            } else {
-                self.recompute(newest);
-            }
+            self.preempt(newest);
             if newest == id {
                 return false;
             }
+        }
+    }
+
+    /// Has a running sequence give way, whichever way is better for it.
+    pub(crate) fn preempt(&mut self, id: SequenceId) {
+        if self.is_better_swapped(self.sequence(id)) {
+            self.swap_out(id);
+        } else {
+            self.recompute(id);
         }
     }
 

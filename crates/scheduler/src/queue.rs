@@ -76,9 +76,15 @@ impl WaitingQueue {
         wait: impl Fn(SequenceId) -> bool,
     ) -> Option<SequenceId> {
         let ranked = self.by_rank.values().copied().find(|&id| !wait(id));
-        if ranked.is_some() {
-            return ranked;
-        }
+        ranked.or_else(|| self.next_by_tenant(accounts, wait))
+    }
+
+    /// The same, of those that never ran where tenants are served fairly.
+    pub(crate) fn next_by_tenant(
+        &self,
+        accounts: &Accounts,
+        wait: impl Fn(SequenceId) -> bool,
+    ) -> Option<SequenceId> {
         // Of tenants with equal service, the one that has less running.
         let due = |account: AccountId| (accounts.service(account), accounts.num_running(account));
         let key = |account: AccountId, arrival: u64| (due(account), arrival);

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use inflight_engine::{
-    EngineHandle, EngineSnapshot, EngineStats, RequestId, RequestLimits, SubmitError, TokenSink,
-    ValidRequest,
+    EngineHandle, EngineSnapshot, EngineStats, Record, RequestId, RequestLimits, SubmitError,
+    TokenSink, ValidRequest,
 };
 use inflight_observe::StepRecorder;
 use tokio::sync::watch;
@@ -41,6 +41,12 @@ pub trait Generate: Send + Sync {
     /// What runs and waits in it now. Blocks until the step that it is at has been launched; `None`
     /// if it does not tell in time.
     fn inspect(&self, timeout: Duration) -> Option<EngineSnapshot> {
+        let _ = timeout;
+        None
+    }
+
+    /// What its scheduler was told and decided; `None` if it does not tell in time.
+    fn record(&self, timeout: Duration) -> Option<Record> {
         let _ = timeout;
         None
     }
@@ -119,5 +125,9 @@ impl Generate for EngineClient {
 
     fn inspect(&self, timeout: Duration) -> Option<EngineSnapshot> {
         self.handle.inspect().recv_timeout(timeout).ok()
+    }
+
+    fn record(&self, timeout: Duration) -> Option<Record> {
+        self.handle.record().recv_timeout(timeout).ok()
     }
 }

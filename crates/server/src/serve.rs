@@ -54,6 +54,7 @@ pub fn router(state: ServerState) -> Router {
         .route("/metrics", get(scrape::metrics))
         .route("/debug/timeline", get(debug::timeline))
         .route("/debug/state", get(debug::snapshot))
+        .route("/debug/replay", get(debug::replay))
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(state.clone(), pass))

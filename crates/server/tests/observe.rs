@@ -81,4 +81,6 @@ async fn a_timeline_has_limits() {
     let (status, state) = server.get("/debug/state").await;
     assert_eq!((status, &state["models"][0]), (StatusCode::OK, &json!("tiny")));
     assert!(state["engine"].is_null(), "this engine does not tell");
+    let (status, error) = server.get("/debug/replay").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "nor does it tell this: {error}");
 }

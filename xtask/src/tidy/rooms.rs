@@ -5,7 +5,8 @@
 //!  │     │          │          └───→ model → backend → kernels      (device)
 //!  │     ├──────────┴→ tokenizer      sim implements Backend and drives engine
 //!  │     └→ observe → engine
-//!  └→ bench → observe, engine, model, backend
+//!  ├→ bench → observe, engine, model, backend
+//!  └→ sim
 //! ```
 
 use std::collections::BTreeSet;
@@ -25,6 +26,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
             "bench",
             "grammar",
             "observe",
+            "sim",
             "engine",
             "scheduler",
             "model",

@@ -2,6 +2,7 @@
 //!
 //! Here: commands and what only they have. [`engine`]: how models are loaded and run, which all
 //! commands share. [`access`]: who may ask. [`policy`]: who runs when. [`bench`]: experiments.
+//! [`simulate`]: planning. [`replay`]: what was decided.
 //! [`tune`]: which kernels.
 
 mod access;
@@ -12,6 +13,8 @@ mod chats;
 mod engine;
 mod memory;
 mod policy;
+mod replay;
+mod simulate;
 mod tune;
 
 use std::num::NonZeroUsize;
@@ -32,6 +35,8 @@ pub(crate) use engine::{
 };
 pub(crate) use memory::MemoryArgs;
 pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};
+pub(crate) use replay::ReplayArgs;
+pub(crate) use simulate::{LoadArgs, SimulateArgs, SimulatedDeviceArgs, SimulatedKv, SpreadChoice};
 pub(crate) use tune::TuneArgs;
 
 const EXAMPLES: &str = "\
@@ -115,6 +120,12 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
+    /// Do again what an engine's scheduler decided, plan by plan
+    #[command(after_help = replay::REPLAY_EXAMPLES)]
+    Replay(ReplayArgs),
+    /// Say what a model on a GPU would do under a load, and how many GPUs it needs
+    #[command(after_help = simulate::SIMULATE_EXAMPLES)]
+    Simulate(Box<SimulateArgs>),
     /// Show by which kernels a GPU computes a model's matrix products, and choose them anew
     #[command(after_help = tune::EXAMPLES)]
     Tune(TuneArgs),
@@ -124,9 +135,13 @@ impl Command {
     pub(crate) fn default_log_level(&self) -> &'static str {
         match self {
             Self::Serve(_) => "info",
-            Self::Run(_) | Self::Chat(_) | Self::Doctor(_) | Self::Bench(_) | Self::Tune(_) => {
-                "warn"
-            }
+            Self::Run(_)
+            | Self::Chat(_)
+            | Self::Doctor(_)
+            | Self::Bench(_)
+            | Self::Replay(_)
+            | Self::Simulate(_)
+            | Self::Tune(_) => "warn",
         }
     }
 }

@@ -107,6 +107,24 @@ fn targets_are_kept_where_time_goes_by_tokens() {
     assert!(slowdown < 4.0 && unheld > 2.0 * slowdown, "{slowdown}, without a target {unheld}");
 }
 
+/// Every place is taken by long outputs that all began together; a tenant that comes then waits for
+/// a few steps, not for their end.
+#[test]
+fn a_flood_makes_way_for_who_has_nothing_running() {
+    let job = |at_s, max_tokens, tenant| Job { at_s, prompt_len: 64, max_tokens, tenant };
+    let mut jobs: Vec<_> = (0..5).map(|i| job(2.0 + f64::from(i), 1, "modest")).collect();
+    jobs.extend(vec![job(0.0, 400, "flood"); 200]);
+    let policy = Policy { order: Order::Fair, ..Policy::default() };
+    let report = Device::cpu(policy, 0.03).run(&jobs);
+    // A step of 64 rows and one with a prompt besides take 28 and 54 ms.
+    let waited = report.latency_s(0..5, 1.0);
+    assert!(waited < 0.3, "{waited} s until a first token");
+    // Who gave way lost nothing.
+    assert!((5..205).all(|job| report.has_ended(job)));
+    let num_preempted: usize = report.decisions.iter().map(|d| d.num_preempted).sum();
+    assert!((1..=5).contains(&num_preempted), "{num_preempted} gave way");
+}
+
 /// Both have more than there is room for: each gets half.
 #[test]
 fn tenants_that_both_flood_get_equal_service() {

@@ -1,4 +1,5 @@
-//! `GET /debug/timeline` and `GET /debug/state`: the last steps, and who holds what now.
+//! `GET /debug/timeline`, `/debug/state` and `/debug/replay`: the last steps, who holds what now,
+//! and what was decided.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +23,9 @@ const MAX_SECONDS: f64 = 3600.0;
 
 /// How long a busy engine may take to tell what it does.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long it may take to tell what it decided, which is a few megabytes.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What part of the timeline is wanted, and how.
 #[derive(Debug, Deserialize)]
@@ -100,6 +104,16 @@ pub(crate) async fn snapshot(State(state): State<ServerState>) -> Result<Respons
         "keys": keys_json(&state),
     }))
     .into_response())
+}
+
+/// What the scheduler was told and decided, for `inflight replay`.
+pub(crate) async fn replay(State(state): State<ServerState>) -> Result<Response, ApiError> {
+    let engine = std::sync::Arc::clone(state.engine());
+    let asked = tokio::task::spawn_blocking(move || engine.record(RECORD_TIMEOUT)).await;
+    // Steps are short: an engine that does not answer is stuck in one.
+    let stalled = ApiError::Stalled { seconds: RECORD_TIMEOUT.as_secs() };
+    let record = asked.ok().flatten().ok_or(stalled)?;
+    Ok(Json(record).into_response())
 }
 
 fn engine_json(snapshot: &EngineSnapshot) -> Value {

@@ -1,0 +1,89 @@
+//! What a seed stands for: an engine, its device's faults, who asks for what and when.
+
+use std::time::Duration;
+
+use inflight_engine::{EngineConfig, MemoryConfig, Policy, Preemption, Tuning};
+
+use super::policies::policy;
+use super::requests::{Planned, requests};
+use crate::{Faults, Random};
+
+/// Everything that a run depends on.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// All else is drawn from this.
+    pub seed: u64,
+    /// The engine.
+    pub engine: EngineConfig,
+    /// What decides at first.
+    pub policy: Policy,
+    /// What decides from some moment on.
+    pub tunings: Vec<(Duration, Tuning)>,
+    /// In order of their arrival.
+    pub requests: Vec<Planned>,
+    /// What goes wrong on the device.
+    pub faults: Faults,
+    /// Operators take up to this share longer than they should.
+    pub noise: f64,
+}
+
+impl Scenario {
+    /// The one of `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let engine = engine(&mut random);
+        let policy_now = policy(&mut random, &engine);
+        let num_tunings = if random.chance(15) { random.range(1, 3) } else { 0 };
+        let tuning = |random: &mut Random| {
+            let at = Duration::from_secs_f64(random.exponential(2e-3));
+            (at, Tuning { overlap: random.chance(50), policy: policy(random, &engine) })
+        };
+        let mut tunings: Vec<_> = (0..num_tunings).map(|_| tuning(&mut random)).collect();
+        tunings.sort_by_key(|(at, _)| *at);
+        let requests = requests(&mut random, &engine);
+        let faults = faults(&mut random);
+        let noise = random.pick(&[0.0, 0.1, 3.0]);
+        Self { seed, engine, policy: policy_now, tunings, requests, faults, noise }
+    }
+}
+
+fn engine(random: &mut Random) -> EngineConfig {
+    let max_num_seqs = random.range(1, 12);
+    let block_size = random.pick(&[1, 2, 4, 4, 8]);
+    let max_model_len = random.range(8, 160);
+    // Room for one sequence and a little more, or for many.
+    let one = max_model_len.div_ceil(block_size);
+    let num_blocks = match random.range(0, 3) {
+        0 => random.range(one.div_ceil(2), one + 2),
+        1 => one + random.range(0, one / 2),
+        2 => one + random.range(0, 2 * one),
+        _ => 8 * one,
+    };
+    let swaps = random.chance(50);
+    EngineConfig {
+        overlap: random.chance(75),
+        max_num_seqs,
+        max_num_batched_tokens: max_num_seqs + random.range(0, 40),
+        max_model_len,
+        block_size,
+        num_blocks,
+        memory: MemoryConfig {
+            prefix_caching: random.chance(60),
+            preemption: random.pick(&[Preemption::Auto, Preemption::Swap, Preemption::Recompute]),
+            num_swap_blocks: if swaps { random.range(1, 2 * one) } else { 0 },
+            keeps_cold_prefixes: swaps && random.chance(50),
+            max_moved_blocks: random.range(1, 6),
+        },
+        max_outstanding: 256,
+    }
+}
+
+fn faults(random: &mut Random) -> Faults {
+    Faults {
+        lost_at: random.chance(5).then(|| random.range(1, 3000) as u64),
+        out_of_memory_at: random.chance(2).then(|| random.range(0, 80)),
+        slow_per_mille: random.pick(&[0, 0, 0, 20]),
+        skipped_wait: None,
+    }
+}

@@ -1,0 +1,92 @@
+//! One step's inputs as the device has unpacked them.
+
+use inflight_backend::{LateRow, RowState, SamplingRow, StepShape};
+
+/// Everything that operators of a step look at; see [`inflight_backend::step`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Step {
+    /// Tokens, those carried over included.
+    pub(crate) token_ids: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
+    pub(crate) slot_mapping: Vec<u32>,
+    pub(crate) row_starts: Vec<u32>,
+    pub(crate) context_lens: Vec<u32>,
+    pub(crate) block_starts: Vec<u32>,
+    pub(crate) row_states: Vec<RowState>,
+    pub(crate) blocks: Vec<u32>,
+    pub(crate) sample_indices: Vec<u32>,
+    pub(crate) sampling: Vec<SamplingRow>,
+    pub(crate) bias: Vec<(u32, f32)>,
+}
+
+impl Step {
+    /// Reads a step's words. Tokens that are carried over come from `previous`, the output words of
+    /// the step before.
+    pub(crate) fn unpack(&mut self, words: &[u32], previous: &[u32], shape: StepShape) {
+        let at = shape.layout();
+        let copy = |to: &mut Vec<u32>, range: std::ops::Range<usize>| {
+            to.clear();
+            to.extend_from_slice(&words[range]);
+        };
+        copy(&mut self.token_ids, at.token_ids);
+        for (token, row) in self.token_ids.iter_mut().zip(&words[at.carry_over]) {
+            if let Ok(row) = usize::try_from(row.cast_signed()) {
+                *token = previous[row];
+            }
+        }
+        copy(&mut self.positions, at.positions);
+        copy(&mut self.slot_mapping, at.slot_mapping);
+        copy(&mut self.row_starts, at.row_starts);
+        copy(&mut self.context_lens, at.context_lens);
+        copy(&mut self.block_starts, at.block_starts);
+        copy(&mut self.blocks, at.blocks);
+        copy(&mut self.sample_indices, at.sample_indices);
+        self.row_states.clear();
+        let states = words[at.row_states].chunks_exact(RowState::WORDS);
+        self.row_states.extend(states.map(RowState::from_words));
+        self.sampling.clear();
+        let rows = words[at.sampling].chunks_exact(SamplingRow::WORDS);
+        self.sampling.extend(rows.map(SamplingRow::from_words));
+        self.bias.clear();
+        let values = words[at.bias_values].iter().map(|bits| f32::from_bits(*bits));
+        self.bias.extend(words[at.bias_ids].iter().copied().zip(values));
+    }
+
+    pub(crate) fn num_rows(&self) -> usize {
+        self.context_lens.len()
+    }
+
+    /// A row's tokens, as indices.
+    pub(crate) fn row(&self, row: usize) -> std::ops::Range<usize> {
+        self.row_starts[row] as usize..self.row_starts[row + 1] as usize
+    }
+
+    /// A row's blocks.
+    pub(crate) fn blocks_of(&self, row: usize) -> &[u32] {
+        &self.blocks[self.block_starts[row] as usize..self.block_starts[row + 1] as usize]
+    }
+
+    /// The row whose last token a sampled row is drawn after.
+    pub(crate) fn row_of_sample(&self, sample: usize) -> Option<usize> {
+        let end = self.sample_indices[sample] + 1;
+        self.row_starts[1..].iter().position(|&row_end| row_end == end)
+    }
+
+    /// All that shifts a sampled row's logits.
+    pub(crate) fn bias_of(&self, row: &SamplingRow, late: &[u32], vocab: usize) -> Vec<(u32, f32)> {
+        let own = &self.bias[row.bias_start as usize..][..row.bias_len as usize];
+        let mut bias = own.to_vec();
+        if let Some(late_row) = row.late_row {
+            let at = LateRow::read(late, late_row, vocab);
+            let values = late[at.bias_values].iter().map(|bits| f32::from_bits(*bits));
+            bias.extend(late[at.bias_ids].iter().copied().zip(values));
+            if let Some(mask) = at.mask {
+                let mask = &late[mask];
+                let is_banned = |id: &u32| mask[*id as usize / 32] >> (id % 32) & 1 == 0;
+                let banned = (0..vocab as u32).filter(is_banned);
+                bias.extend(banned.map(|id| (id, f32::NEG_INFINITY)));
+            }
+        }
+        bias
+    }
+}
