@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::args::{
     LoadArgs, Quantization, SimulateArgs, SimulatedDeviceArgs, SimulatedKv, SpreadChoice, Switch,
 };
-use crate::bench::create;
+use crate::bench::outputs::create;
 use crate::models::ModelArgument;
 use crate::policy::resolve_policy;
 use crate::swap::{give_host_memory, resolve_host_bytes};

@@ -14,7 +14,7 @@ mod compare;
 mod constraint;
 mod kernels;
 mod offline;
-mod outputs;
+pub(crate) mod outputs;
 mod run_plots;
 mod serve;
 

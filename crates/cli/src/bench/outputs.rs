@@ -40,7 +40,7 @@ impl Outputs {
     }
 }
 
-pub(super) fn create(flag: &str, path: &Path) -> Result<BufWriter<File>> {
+pub(crate) fn create(flag: &str, path: &Path) -> Result<BufWriter<File>> {
     let file = File::create(path).with_context(|| format!("{flag} {}", path.display()))?;
     Ok(BufWriter::new(file))
 }
