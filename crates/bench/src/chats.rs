@@ -279,6 +279,7 @@ struct StreamSink {
 impl TokenSink for StreamSink {
     fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
         match update {
+            Update::Prompt(_) => 0,
             Update::Token(_) => self.streamed.fetch_add(1, Ordering::Relaxed),
             Update::Finished(FinishReason::Aborted) => return Ok(()),
             Update::Finished(_) => {
@@ -298,6 +299,7 @@ struct TurnSink {
 impl TokenSink for TurnSink {
     fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
         let turn = match update {
+            Update::Prompt(_) => return Ok(()),
             Update::Token(update) => {
                 let (ttft, num_cached) = (self.began.elapsed(), update.num_cached_tokens);
                 self.first.get_or_insert(Turn { ttft, num_cached });

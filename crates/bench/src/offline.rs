@@ -244,6 +244,7 @@ struct Collector {
 impl TokenSink for Collector {
     fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
         let answer = match update {
+            Update::Prompt(_) => return Ok(()),
             Update::Token(update) => {
                 self.tokens.push(update.token);
                 return Ok(());

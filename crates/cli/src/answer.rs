@@ -53,6 +53,7 @@ pub(crate) async fn answer(
             }
         };
         let piece = match update {
+            Update::Prompt(_) => String::new(),
             Update::Token(update) => {
                 answer.num_tokens += 1;
                 decoder.push(update.token)

@@ -3,7 +3,7 @@
 //! Reading order: [`args`] (what users write), [`models`] and [`hub`] (which files that means),
 //! [`device`] (what computes), [`resolve`] (numbers instead of defaults), [`memory`] (whose is
 //! what), [`assembly`] (all that to an engine), [`start`] (which then runs), [`serve`], [`run`],
-//! [`chat`], [`doctor`], [`bench`],
+//! [`chat`], [`batch`], [`doctor`], [`bench`],
 //! [`simulate`], [`replay`], [`tune`] (the commands), [`answer`] (one prompt's text as it comes).
 //!
 //! Invariant: the only room that reads arguments and environment.
@@ -19,6 +19,7 @@ mod access;
 mod answer;
 mod args;
 mod assembly;
+mod batch;
 mod bench;
 mod chat;
 mod device;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::serve(*args),
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::chat(args),
+        Command::Batch(args) => batch::batch(args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Bench(args) => bench::bench(&args.command),
         Command::Replay(args) => replay::replay(&args),

@@ -104,3 +104,34 @@ impl TokenBar {
         }
     }
 }
+
+/// Shows how many lines of a batch are answered.
+pub(crate) struct LineBar(Option<ProgressBar>);
+
+impl LineBar {
+    /// `num_done`: those that an earlier run has answered.
+    pub(crate) fn new(num_lines: u64, num_done: u64, no_progress: bool) -> Self {
+        Self(is_watched(no_progress).then(|| {
+            let style = "lines {bar:40} {pos}/{len} {per_sec} {elapsed}, {eta} to go {msg}";
+            let style = ProgressStyle::with_template(style).expect("the template is valid");
+            let bar = ProgressBar::new(num_lines).with_style(style).with_position(num_done);
+            bar.reset_eta();
+            bar
+        }))
+    }
+
+    pub(crate) fn show(&self, num_answered: u64, num_failed: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position(num_answered);
+            if num_failed > 0 {
+                bar.set_message(format!("({num_failed} with errors)"));
+            }
+        }
+    }
+
+    pub(crate) fn finish(self) {
+        if let Some(bar) = self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -48,7 +48,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     served.and(running.stop())
 }
 
-fn tool_format(parser: ToolCallParser) -> Option<ToolFormat> {
+pub(crate) fn tool_format(parser: ToolCallParser) -> Option<ToolFormat> {
     match parser {
         ToolCallParser::Auto => None,
         ToolCallParser::Hermes => Some(ToolFormat::Hermes),

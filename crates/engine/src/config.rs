@@ -33,17 +33,21 @@ impl EngineConfig {
     /// activations are of type `activations`.
     pub fn working_bytes(&self, model: &ModelConfig, activations: Dtype) -> usize {
         let capacity = self.step_capacity();
-        let outputs = OutputLayout { max_rows: self.max_num_seqs };
+        let outputs = OutputLayout { max_rows: self.output_rows() };
         // One set of inputs unpacked, and in both slots inputs and outputs.
         let num_late = late_words(self.max_num_seqs, model.vocab_size);
         let num_slot_words = capacity.shape().num_words()
             + outputs.num_words()
             + num_late
+            // Probes: inputs and outputs.
+            + self.probe_capacity().shape().num_words()
+            + outputs.num_words()
             + self.history_capacity().num_words();
-        let num_words = capacity.shape().num_words() + 2 * num_slot_words;
+        let num_unpacked = capacity.shape().num_words() + self.probe_capacity().shape().num_words();
+        let num_words = num_unpacked + 2 * num_slot_words;
         // Token counts, and logits with penalties applied.
-        let state = 2 * self.max_num_seqs * model.vocab_size;
-        inflight_model::scratch_bytes(model, capacity, activations)
+        let state = (self.max_num_seqs + self.output_rows()) * model.vocab_size;
+        inflight_model::scratch_bytes(model, self.scratch_capacity(), activations)
             .saturating_add(4 * (num_words + state))
     }
 
@@ -69,6 +73,22 @@ impl EngineConfig {
     /// Most tokens that a step counts without computing them.
     pub(crate) fn history_capacity(&self) -> HistoryShape {
         HistoryShape { num_tokens: self.max_model_len, num_rows: self.max_num_seqs }
+    }
+
+    /// Rows of logits, and of outputs: for all sequences, and for all probes of a step.
+    pub(crate) fn output_rows(&self) -> usize {
+        self.scheduler().max_probes()
+    }
+
+    /// What a step's activations have room for.
+    pub(crate) fn scratch_capacity(&self) -> StepCapacity {
+        StepCapacity { max_rows: self.output_rows(), ..self.step_capacity() }
+    }
+
+    /// What a step's probes have room for: no tokens of their own, but rows that are sampled.
+    pub(crate) fn probe_capacity(&self) -> StepCapacity {
+        let max_rows = self.output_rows();
+        StepCapacity { max_tokens: 1, max_rows, max_blocks: 1, max_bias: max_rows }
     }
 
     pub(crate) fn step_capacity(&self) -> StepCapacity {

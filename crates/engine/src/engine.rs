@@ -1,5 +1,6 @@
 //! The engine thread.
 
+mod collect;
 mod outside;
 
 use std::{
@@ -21,17 +22,18 @@ use inflight_model::Decoder;
 use inflight_scheduler::{Batch, Moves, SequenceId, SequenceSpec, Service, record::Recorded};
 
 use crate::{
-    EngineConfig, EngineError, EngineHandle, EngineSnapshot, EngineStats, FinishReason, RequestId,
-    StepRecord, TokenUpdate,
+    EngineConfig, EngineError, EngineHandle, EngineSnapshot, EngineStats, FinishReason, Pooling,
+    RequestId, StepRecord,
     black_box::BlackBox,
     block_mover::{BlockMover, CostMeter},
-    grammar_workers::{GrammarWorkers, Progress},
+    grammar_workers::GrammarWorkers,
     handle::{Command, Submission},
     io_slot::{IoSlotId, IoSlots},
     late,
     live_requests::{LiveRequest, LiveRequests},
+    probes::{Probe, ProbeInputs, Probing, Stretch},
     runner::{ModelRunner, StepSlots},
-    staging,
+    staging::{self, Staged},
     trace::TraceClock,
 };
 
@@ -53,6 +55,7 @@ pub struct Engine<B: Backend> {
     in_flight: VecDeque<InFlight>,
     inputs: StepInputs,
     history: HistoryInputs,
+    probes: ProbeInputs,
     outputs: OutputLayout,
     clock: TraceClock<B>,
     /// When the latest step ended: the host had its outputs.
@@ -75,6 +78,8 @@ struct InFlight {
     /// Sequences whose rows cannot be drawn before the token before is known: sampling is enqueued
     /// when it is.
     late: Vec<SequenceId>,
+    /// Whose prompts' tokens it tells of.
+    probed: Vec<Stretch>,
     is_drawn: bool,
     record: StepRecord,
 }
@@ -86,6 +91,7 @@ struct Draw {
     /// Some row has a rule that looks at the whole distribution.
     is_unusual: bool,
     num_output_words: usize,
+    probing: Probing,
 }
 
 impl<B: Backend> Engine<B> {
@@ -127,7 +133,7 @@ impl<B: Backend> Engine<B> {
             runner,
             io: IoSlots::new(&backend, &config, &model)?,
             clock,
-            outputs: OutputLayout { max_rows: config.max_num_seqs },
+            outputs: OutputLayout { max_rows: config.output_rows() },
             backend,
             config,
             inbox,
@@ -139,6 +145,7 @@ impl<B: Backend> Engine<B> {
             last_step_end: Duration::ZERO,
             inputs: StepInputs::default(),
             history: HistoryInputs::default(),
+            probes: ProbeInputs::default(),
             stats,
         };
         engine.measure_moves()?;
@@ -281,7 +288,13 @@ impl<B: Backend> Engine<B> {
         let submitted = self.clock.at(submission.submitted);
         self.scheduler.set_now(self.clock.now());
         let (spec, max_tokens) = submission.request.into_spec();
+        let probe = match (spec.prompt_logprobs, spec.pooling) {
+            (Some(num_top), _) => Some(Probe::logprobs(num_top)),
+            (None, Some(Pooling::Mean)) => Some(Probe::mean()),
+            (None, _) => None,
+        };
         let sequence = SequenceSpec {
+            probes_prompt: probe.is_some(),
             max_tokens,
             min_tokens: spec.min_tokens,
             stop_token_ids: spec.stop_token_ids.clone(),
@@ -304,7 +317,8 @@ impl<B: Backend> Engine<B> {
             min_tokens: spec.min_tokens,
             stop_token_ids: spec.stop_token_ids,
             grammar: spec.grammar.map(|grammar| self.grammars.begin(id, grammar)),
-            pools: spec.pools,
+            pooling: spec.pooling,
+            probe,
             output_row: None,
         };
         self.requests.insert(id, request);
@@ -326,9 +340,13 @@ impl<B: Backend> Engine<B> {
             step,
             is_unusual: self.inputs.sampling.iter().any(SamplingRow::is_unusual),
             num_output_words: self.num_output_words(),
+            probing: self.probes.probing(),
         };
+        let probed = self.probes.stretches.clone();
         let is_drawn = late.is_empty();
-        let pools = batch.sampled_rows().any(|row| self.requests.get_mut(row.id).pools);
+        let pools = batch
+            .sampled_rows()
+            .any(|row| self.requests.get_mut(row.id).pooling == Some(Pooling::LastToken));
         let (enqueued, launch) = self.timed(|engine| {
             engine.enqueue_forward(id, step, &batch.moves)?;
             if pools {
@@ -346,14 +364,18 @@ impl<B: Backend> Engine<B> {
         self.stats.num_steps.fetch_add(1, Ordering::Relaxed);
         self.stats.note_progress();
         self.stats.num_computed_tokens.fetch_add(computed, Ordering::Relaxed);
-        Ok(InFlight { io: id, batch, draw, late, is_drawn, record })
+        Ok(InFlight { io: id, batch, draw, late, probed, is_drawn, record })
     }
 
     /// Gives the sequences whose rows are late, too.
     fn stage(&mut self, id: IoSlotId, batch: &Batch) -> (StepShape, Vec<SequenceId>) {
-        let into = (&mut self.inputs, &mut self.history);
+        let Self { inputs, history, probes, .. } = self;
+        let into = Staged { inputs, history, probes };
         let late = staging::stage(batch, &self.scheduler, &mut self.requests, into);
         let io = self.io.get_mut(id);
+        if !self.probes.stretches.is_empty() {
+            self.backend.write_host(&mut io.host_probes, |words| self.probes.inputs.pack(words));
+        }
         self.backend.write_host(&mut io.host_history, |words| self.history.pack(words));
         (self.backend.write_host(&mut io.host_inputs, |words| self.inputs.pack(words)), late)
     }
@@ -372,6 +394,11 @@ impl<B: Backend> Engine<B> {
         if history.num_rows > 0 {
             let (host, device) = (&io.host_history, &io.device_history);
             backend.copy_to_device(host, device, history.num_words(), &streams.h2d)?;
+        }
+        if !self.probes.stretches.is_empty() {
+            let (host, device) = (&io.host_probes, &io.device_probes);
+            let num_words = self.probes.inputs.shape().num_words();
+            backend.copy_to_device(host, device, num_words, &streams.h2d)?;
         }
         backend.record(&io.h2d.done, &streams.h2d)?;
         if !moves.swap_in.is_empty() {
@@ -402,16 +429,23 @@ impl<B: Backend> Engine<B> {
         draw: Draw,
         moves: &Moves,
     ) -> Result<(), BackendError> {
-        let Draw { step, is_unusual, num_output_words } = draw;
+        let Draw { step, is_unusual, num_output_words, probing } = draw;
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
         let slots = StepSlots { id, io, previous: self.io.before(id) };
         self.runner.sample(backend, &slots, step, is_unusual, &streams.compute)?;
+        if probing.shape.num_sampled > 0 {
+            self.runner.probe(backend, &slots, probing, &streams.compute)?;
+        }
         backend.record(&io.compute.done, &streams.compute)?;
 
         backend.wait(&io.compute.done, &streams.d2h)?;
         backend.record(&io.d2h.started, &streams.d2h)?;
         let (outputs, host) = (&io.device_outputs, &io.host_outputs);
         backend.copy_to_host(outputs, host, num_output_words, &streams.d2h)?;
+        if probing.wants_logprobs {
+            let (outputs, host) = (&io.device_probe_outputs, &io.host_probe_outputs);
+            backend.copy_to_host(outputs, host, self.outputs.num_words(), &streams.d2h)?;
+        }
         if !moves.swap_in.is_empty() {
             // What is collected is done: the moves on this stream, and those on the other.
             backend.wait(&io.swap_in.done, &streams.d2h)?;
@@ -462,105 +496,6 @@ impl<B: Backend> Engine<B> {
         } else {
             self.outputs.num_token_words()
         }
-    }
-
-    /// The only place where the host waits for the device.
-    fn collect(&mut self, flight: InFlight) -> Result<(), EngineError> {
-        let InFlight { io, batch, mut record, .. } = flight;
-        let wait = |engine: &mut Self| engine.backend.synchronize(&engine.io.get(io).d2h.done);
-        let (waited, blocked) = self.timed(wait);
-        waited?;
-        record.blocked = blocked;
-        self.stats.note_progress();
-        self.note_step_time(&batch, &record);
-        record.collect = self.timed(|engine| engine.collect_rows(io, &batch)).1;
-        self.meter(io, &batch)?;
-        Ok(self.clock.send(&self.backend, self.io.get(io), record)?)
-    }
-
-    /// Tells the scheduler how long the step took, as its sequences felt it.
-    fn note_step_time(&mut self, batch: &Batch, record: &StepRecord) {
-        let (launched, end) = (record.stage.start, record.blocked.end);
-        let took = end.saturating_sub(self.last_step_end.max(launched));
-        self.scheduler.observe(batch, took);
-        self.last_step_end = end;
-    }
-
-    /// Learns what a batch's moves and prompts cost the device, where that decides how sequences
-    /// give way.
-    fn meter(&mut self, io: IoSlotId, batch: &Batch) -> Result<(), BackendError> {
-        if self.config.memory.num_swap_blocks > 0 {
-            self.costs.note(&self.backend, self.io.get(io), batch)?;
-            self.costs.costs().into_iter().for_each(|costs| self.scheduler.set_costs(costs));
-        }
-        Ok(())
-    }
-
-    /// Moves some blocks, which hold nothing yet, there and back, so that their cost is known
-    /// before the first sequence has to give way.
-    fn measure_moves(&mut self) -> Result<(), BackendError> {
-        let memory = &self.config.memory;
-        let num = memory.max_moved_blocks.min(memory.num_swap_blocks).min(self.config.num_blocks);
-        let (id, streams) = (self.io.ids()[0], &self.streams);
-        let streams = [&streams.h2d, &streams.d2h];
-        let moves = self.mover.try_moves(&self.backend, num, self.io.get(id), streams)?;
-        self.meter(id, &Batch { moves, ..Batch::new(0) })
-    }
-
-    fn collect_rows(&mut self, io: IoSlotId, batch: &Batch) {
-        self.scheduler.collect(batch);
-        for (row, planned) in batch.sampled_rows().enumerate() {
-            let id = planned.id;
-            if !self.scheduler.has_sequence(id) {
-                continue; // a stray row of a sequence that ended, or was aborted
-            }
-            let update = self.read_update(io, row, id);
-            let token = update.token;
-            if !self.requests.get_mut(id).allows(token) {
-                let reason = "no token that the grammar allows has a finite logit".to_owned();
-                self.end(id, FinishReason::Failed(reason));
-                continue;
-            }
-            let Some(commit) = self.scheduler.commit(id, update.token) else { continue };
-            let delivered = if self.requests.get_mut(id).pools {
-                let state = self.runner.read_state(&self.backend, self.io.get(io), row);
-                self.requests.get_mut(id).client.send_state(state)
-            } else {
-                self.stats.num_generated_tokens.fetch_add(1, Ordering::Relaxed);
-                self.requests.get_mut(id).client.send(update)
-            };
-            match (delivered, commit.finish) {
-                (Err(_), _) => self.end(id, FinishReason::Aborted),
-                (Ok(()), Some(reason)) => self.requests.finish(id, reason.into()),
-                (Ok(()), None) => self.follow_grammar(id, token),
-            }
-        }
-    }
-
-    /// Has a worker find out what may come after `token`.
-    fn follow_grammar(&mut self, id: SequenceId, token: u32) {
-        let request = self.requests.get_mut(id);
-        if let Some(Progress::Known(next)) = request.grammar.take() {
-            request.grammar = Some(self.grammars.advance(id, next, token));
-        }
-    }
-
-    fn read_update(&mut self, io: IoSlotId, row: usize, id: SequenceId) -> TokenUpdate {
-        let at = self.outputs;
-        let asked = self.requests.get_mut(id).sampling.top_logprobs;
-        let num_top = asked.unwrap_or(0) as usize;
-        let num_cached_tokens = self.scheduler.num_cached_tokens(id);
-        self.backend.read_host(&self.io.get(io).host_outputs, |words| {
-            let ids = &words[at.top_ids(row)][..num_top];
-            let logprobs = &words[at.top_logprobs(row)][..num_top];
-            let pairs = ids.iter().zip(logprobs).map(|(id, bits)| (*id, f32::from_bits(*bits)));
-            TokenUpdate {
-                token: words[at.token(row)],
-                logprob: asked.map(|_| f32::from_bits(words[at.logprob(row)])),
-                top_logprobs: pairs.collect(),
-                num_cached_tokens,
-            }
-        })
     }
 
     fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> (T, crate::Span) {

@@ -11,8 +11,8 @@ use inflight_backend::Clock;
 use inflight_scheduler::{Policy, Scheduler, record::Record};
 
 use crate::{
-    EngineSnapshot, FinishReason, MemoryStats, RequestId, RequestLimits, SinkClosed, TokenSink,
-    TokenUpdate, Update, ValidRequest,
+    EngineSnapshot, FinishReason, MemoryStats, PromptToken, RequestId, RequestLimits, SinkClosed,
+    TokenSink, TokenUpdate, Update, ValidRequest,
 };
 
 /// What callers tell the engine.
@@ -69,6 +69,10 @@ impl Client {
 
     pub(crate) fn send(&mut self, update: TokenUpdate) -> Result<(), SinkClosed> {
         self.sink.as_mut().ok_or(SinkClosed)?.send(Update::Token(update))
+    }
+
+    pub(crate) fn send_prompt(&mut self, tokens: Vec<PromptToken>) -> Result<(), SinkClosed> {
+        self.sink.as_mut().ok_or(SinkClosed)?.send(Update::Prompt(tokens))
     }
 
     pub(crate) fn send_state(&mut self, state: Vec<f32>) -> Result<(), SinkClosed> {

@@ -36,6 +36,16 @@ pub(crate) struct IoSlot<B: Backend> {
     pub(crate) device_history: B::Buffer,
     /// States of sampled rows, where some are asked for, `[max_rows, hidden_size]` f32; host.
     pub(crate) host_states: B::HostBuffer,
+    /// Probes, packed as a step's inputs are; host.
+    pub(crate) host_probes: B::HostBuffer,
+    /// The same words; device.
+    pub(crate) device_probes: B::Buffer,
+    /// What they found, laid out as [`OutputLayout`]; device.
+    pub(crate) device_probe_outputs: B::Buffer,
+    /// The same words; host.
+    pub(crate) host_probe_outputs: B::HostBuffer,
+    /// States of probed tokens, `[output_rows, hidden_size]` f32; host.
+    pub(crate) host_probe_states: B::HostBuffer,
     pub(crate) h2d: Interval<B>,
     /// The late inputs were copied.
     pub(crate) late_ready: B::Event,
@@ -103,10 +113,12 @@ impl<B: Backend> IoSlot<B> {
     fn new(backend: &B, config: &EngineConfig, model: &ModelConfig) -> Result<Self, BackendError> {
         let capacity = config.step_capacity();
         let num_history = config.history_capacity().num_words();
-        let outputs = OutputLayout { max_rows: capacity.max_rows };
+        let outputs = OutputLayout { max_rows: config.output_rows() };
+        let num_probes = config.probe_capacity().shape().num_words();
         let num_inputs = capacity.shape().num_words();
         let num_late = late_words(capacity.max_rows, model.vocab_size);
         let num_states = capacity.max_rows * model.hidden_size;
+        let num_probe_states = outputs.max_rows * model.hidden_size;
         Ok(Self {
             host_inputs: backend.alloc_host("host_inputs", num_inputs)?,
             device_inputs: backend.alloc_words("device_inputs", num_inputs)?,
@@ -117,6 +129,12 @@ impl<B: Backend> IoSlot<B> {
             host_history: backend.alloc_host("host_history", num_history)?,
             device_history: backend.alloc_words("device_history", num_history)?,
             host_states: backend.alloc_host("host_states", num_states)?,
+            host_probes: backend.alloc_host("host_probes", num_probes)?,
+            device_probes: backend.alloc_words("device_probes", num_probes)?,
+            device_probe_outputs: backend
+                .alloc_words("device_probe_outputs", outputs.num_words())?,
+            host_probe_outputs: backend.alloc_host("host_probe_outputs", outputs.num_words())?,
+            host_probe_states: backend.alloc_host("host_probe_states", num_probe_states)?,
             h2d: Interval::new(backend)?,
             late_ready: backend.create_event()?,
             compute: Interval::new(backend)?,

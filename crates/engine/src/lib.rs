@@ -3,8 +3,9 @@
 //! Reading order: [`request`] (what comes in), [`update`] (what goes out), [`handle`] (the callers'
 //! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
 //! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`], [`history`] and
-//! [`late`] (what an output may be), [`trace`] and [`memory_stats`] (when all that happened, and
-//! what became of memory), [`black_box`] (what is left when it fails).
+//! [`late`] (what an output may be), [`probes`] (what is asked of prompts), [`trace`] and
+//! [`memory_stats`] (when all that happened, and what became of memory), [`black_box`] (what is left
+//! when it fails).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
 //! Invariant: no text, no JSON, no async here.
@@ -23,6 +24,7 @@ mod io_slot;
 mod late;
 mod live_requests;
 mod memory_stats;
+mod probes;
 mod request;
 mod runner;
 mod snapshot;
@@ -46,8 +48,8 @@ pub use inflight_scheduler::{
 };
 pub use memory_stats::MemoryStats;
 pub use request::{
-    InvalidRequest, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,
+    InvalidRequest, Pooling, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,
 };
 pub use snapshot::{EngineSnapshot, RequestSnapshot};
 pub use trace::{Span, StepRecord};
-pub use update::{FinishReason, SinkClosed, TokenSink, TokenUpdate, Update};
+pub use update::{FinishReason, PromptToken, SinkClosed, TokenSink, TokenUpdate, Update};

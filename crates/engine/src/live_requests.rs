@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use inflight_scheduler::SequenceId;
 
-use crate::{FinishReason, SamplingParams, grammar_workers::Progress, handle::Client};
+use crate::{
+    FinishReason, Pooling, SamplingParams, grammar_workers::Progress, handle::Client, probes::Probe,
+};
 
 /// What the engine keeps beside the scheduler's sequence.
 pub(crate) struct LiveRequest {
@@ -14,8 +16,10 @@ pub(crate) struct LiveRequest {
     pub(crate) stop_token_ids: Vec<u32>,
     /// Where its output is in the request's grammar, if it has one.
     pub(crate) grammar: Option<Progress>,
-    /// Whether its state is told instead of its token.
-    pub(crate) pools: bool,
+    /// The state that is told instead of its token.
+    pub(crate) pooling: Option<Pooling>,
+    /// What is asked of its prompt's tokens.
+    pub(crate) probe: Option<Probe>,
     /// Its row among the sampled rows of the latest batch that sampled it.
     pub(crate) output_row: Option<usize>,
 }

@@ -107,9 +107,12 @@ pub struct RequestSpec {
     pub shares_prompt_of: Option<RequestId>,
     /// What the output must be; `None`: anything.
     pub grammar: Option<SharedGrammar>,
-    /// Whether the state after the last token of the prompt is wanted, and nothing generated:
+    /// The state of the prompt that is wanted, and nothing generated:
     /// [`TokenSink::send_state`](crate::TokenSink::send_state) gets it. `max_tokens` is 1 then.
-    pub pools: bool,
+    pub pooling: Option<Pooling>,
+    /// How many of the likeliest tokens to report at every place of the prompt, with how likely its
+    /// own token was; `None`: nothing of that. The whole prompt is computed then.
+    pub prompt_logprobs: Option<u32>,
     /// Lower goes first, where the scheduler's order is by priority.
     pub priority: i32,
     /// On whose behalf it comes, where tenants are served fairly.
@@ -117,6 +120,16 @@ pub struct RequestSpec {
     /// Time from its arrival after which its result is of no use: it then ends as
     /// [`FinishReason::Lapsed`](crate::FinishReason::Lapsed).
     pub timeout: Option<Duration>,
+}
+
+/// What of a prompt's states is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// The state after the last token.
+    #[default]
+    LastToken,
+    /// The mean of the states after every token.
+    Mean,
 }
 
 /// What the engine can take. Fixed when it starts.
@@ -166,6 +179,7 @@ impl RequestLimits {
         let max_tokens = self.resolve_max_tokens(&spec)?;
         self.check_tokens(&spec)?;
         check_sampling(&spec.sampling)?;
+        check_prompt_logprobs(&spec)?;
         Ok(ValidRequest { spec, max_tokens })
     }
 
@@ -269,6 +283,11 @@ impl ValidRequest {
         self.spec.timeout
     }
 
+    /// Whether how likely its prompt is was asked for.
+    pub fn asks_about_prompt(&self) -> bool {
+        self.spec.prompt_logprobs.is_some()
+    }
+
     /// The same as another output of an earlier request, whose prompt it shares.
     #[must_use]
     pub fn sharing_prompt_of(mut self, leader: Option<RequestId>) -> Self {
@@ -339,6 +358,19 @@ fn check_sampling(sampling: &SamplingParams) -> Result<(), InvalidRequest> {
     match sampling.top_logprobs {
         Some(count) if count as usize > MAX_TOP_LOGPROBS => {
             invalid("top_logprobs", format!("is {count}; at most {MAX_TOP_LOGPROBS} are reported"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_prompt_logprobs(spec: &RequestSpec) -> Result<(), InvalidRequest> {
+    match spec.prompt_logprobs {
+        Some(count) if count as usize > MAX_TOP_LOGPROBS => {
+            let reason = format!("is {count}; at most {MAX_TOP_LOGPROBS} are reported");
+            invalid("prompt_logprobs", reason)
+        }
+        Some(_) if spec.pooling.is_some() => {
+            invalid("prompt_logprobs", "are not told with the states of a prompt")
         }
         _ => Ok(()),
     }
@@ -418,6 +450,10 @@ mod tests {
         check("presence_penalty", &|spec| spec.sampling.presence_penalty = 2.1);
         check("frequency_penalty", &|spec| spec.sampling.frequency_penalty = -2.1);
         check("top_logprobs", &|spec| spec.sampling.top_logprobs = Some(21));
+        check("prompt_logprobs", &|spec| spec.prompt_logprobs = Some(21));
+        check("prompt_logprobs", &|spec| {
+            (spec.prompt_logprobs, spec.pooling) = (Some(1), Some(Pooling::Mean));
+        });
         check("typical_p", &|spec| spec.sampling.typical_p = 0.0);
         check("top_n_sigma", &|spec| spec.sampling.top_n_sigma = -1.0);
         check("xtc_probability", &|spec| spec.sampling.xtc_probability = 1.1);

@@ -12,6 +12,7 @@ use inflight_model::{Decoder, ForwardInputs, Scratch};
 use crate::{
     EngineConfig,
     io_slot::{IoSlot, IoSlotId, IoSlots},
+    probes::Probing,
 };
 
 /// The model and all device memory that steps share. Only the compute stream touches it, so one set
@@ -19,11 +20,15 @@ use crate::{
 pub(crate) struct ModelRunner<B: Backend> {
     decoder: Decoder<B>,
     batch: DeviceBatch<B>,
+    /// The probes of a step.
+    probes: DeviceBatch<B>,
     kv: Vec<KvLayer<B>>,
     scratch: Scratch<B>,
     state: SamplingState<B>,
     block_size: usize,
     capacity: StepCapacity,
+    /// Rows of the outputs.
+    output_rows: usize,
     /// A graph knows its slot's buffers and the rows it is padded to.
     graphs: HashMap<(IoSlotId, usize), Graph>,
     /// What to prepare while nobody asks for anything; the next one last.
@@ -56,13 +61,14 @@ impl<B: Backend> ModelRunner<B> {
         let num_counts = config.max_num_seqs * vocab_size;
         Ok(Self {
             batch: DeviceBatch::new(backend, capacity)?,
+            probes: DeviceBatch::new(backend, config.probe_capacity())?,
             kv: inflight_model::kv_layers(
                 backend,
                 decoder.config(),
                 config.num_blocks,
                 config.block_size,
             )?,
-            scratch: Scratch::new(backend, decoder.config(), capacity)?,
+            scratch: Scratch::new(backend, decoder.config(), config.scratch_capacity())?,
             state: SamplingState {
                 token_counts: backend.alloc_words("token_counts", num_counts)?,
                 vocab_size,
@@ -70,6 +76,7 @@ impl<B: Backend> ModelRunner<B> {
             decoder,
             block_size: config.block_size,
             capacity,
+            output_rows: config.output_rows(),
             graphs: HashMap::new(),
             unprepared: Vec::new(),
         })
@@ -237,8 +244,17 @@ impl<B: Backend> ModelRunner<B> {
 
     /// The state of a sampled row, normed, from a slot whose batch was collected.
     pub(crate) fn read_state(&self, backend: &B, io: &IoSlot<B>, row: usize) -> Vec<f32> {
+        self.read_row(backend, &io.host_states, row)
+    }
+
+    /// The state of a probe, likewise.
+    pub(crate) fn read_probe_state(&self, backend: &B, io: &IoSlot<B>, row: usize) -> Vec<f32> {
+        self.read_row(backend, &io.host_probe_states, row)
+    }
+
+    fn read_row(&self, backend: &B, states: &B::HostBuffer, row: usize) -> Vec<f32> {
         let len = self.hidden_size();
-        let mut state = backend.read_host(&io.host_states, |words| {
+        let mut state = backend.read_host(states, |words| {
             let words = &words[row * len..][..len];
             words.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>()
         });
@@ -273,7 +289,49 @@ impl<B: Backend> ModelRunner<B> {
             is_unusual,
             late: &slots.io.device_late,
             outputs: &slots.io.device_outputs,
-            max_rows: self.capacity.max_rows,
+            max_rows: self.output_rows,
+        };
+        backend.sample(args, compute)
+    }
+
+    /// Computes a step's probes. After the step's own tokens were drawn, whose logits they
+    /// overwrite; before the next forward pass, which overwrites the states that they read.
+    pub(crate) fn probe(
+        &self,
+        backend: &B,
+        slots: &StepSlots<'_, B>,
+        probing: Probing,
+        compute: &B::Stream,
+    ) -> Result<(), BackendError> {
+        let (io, step) = (slots.io, probing.shape);
+        let previous = &slots.previous.device_outputs;
+        backend.unpack(&io.device_probes, previous, step, &self.probes, compute)?;
+        let inputs = || ForwardInputs {
+            batch: &self.probes,
+            step,
+            kv: &self.kv,
+            scratch: &self.scratch,
+            block_size: self.block_size,
+        };
+        if probing.wants_states {
+            self.decoder.gather_states(backend, inputs(), compute)?;
+            let (states, num_words) =
+                (&io.host_probe_states, step.num_sampled * self.hidden_size());
+            backend.copy_to_host(self.scratch.sampled(), states, num_words, compute)?;
+        }
+        if !probing.wants_logprobs {
+            return Ok(());
+        }
+        self.decoder.logits(backend, inputs(), compute)?;
+        let args = Sample {
+            logits: self.scratch.logits(),
+            state: &self.state,
+            batch: &self.probes,
+            step,
+            is_unusual: false,
+            late: &io.device_late,
+            outputs: &io.device_probe_outputs,
+            max_rows: self.output_rows,
         };
         backend.sample(args, compute)
     }

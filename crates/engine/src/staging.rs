@@ -3,9 +3,19 @@
 use inflight_backend::{HistoryInputs, RowState, SamplingRow, StepInputs};
 use inflight_scheduler::{Batch, Row, RowInputs, Scheduler, SequenceId};
 
-use crate::live_requests::{LiveRequest, LiveRequests};
+use crate::{
+    live_requests::{LiveRequest, LiveRequests},
+    probes::ProbeInputs,
+};
 
-/// Fills `inputs` with `batch`. To be called before the scheduler's `advance`, which may take the
+/// What a batch is staged into.
+pub(crate) struct Staged<'a> {
+    pub(crate) inputs: &'a mut StepInputs,
+    pub(crate) history: &'a mut HistoryInputs,
+    pub(crate) probes: &'a mut ProbeInputs,
+}
+
+/// Fills `staged` with `batch`. To be called before the scheduler's `advance`, which may take the
 /// blocks of a sequence that ends with this batch. Gives the sequences that have late rows, in the
 /// order of those.
 ///
@@ -15,15 +25,21 @@ pub(crate) fn stage(
     batch: &Batch,
     scheduler: &Scheduler,
     requests: &mut LiveRequests,
-    (inputs, history): (&mut StepInputs, &mut HistoryInputs),
+    staged: Staged<'_>,
 ) -> Vec<SequenceId> {
+    let Staged { inputs, history, probes } = staged;
     inputs.clear();
     history.clear();
+    probes.clear();
     let mut late = Vec::new();
     for row in &batch.rows {
         let request = requests.get_mut(row.id);
         if row.fresh {
             request.client.start();
+        }
+        if let Some(probe) = &mut request.probe {
+            let prompt = &scheduler.tokens(row.id)[..row.prompt_len];
+            probes.stage(probe, row, prompt, inputs.token_ids.len());
         }
         stage_tokens(row, scheduler, request, inputs);
         stage_row(row, scheduler, request, inputs);

@@ -5,6 +5,8 @@ use inflight_scheduler::Lapse;
 /// A token, or the end. An accepted request gets any number of tokens and exactly one `Finished`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
+    /// How likely the next tokens of the prompt were, if asked for; all of them before any `Token`.
+    Prompt(Vec<PromptToken>),
     /// The next token.
     Token(TokenUpdate),
     /// The one final message.
@@ -22,6 +24,20 @@ pub struct TokenUpdate {
     pub top_logprobs: Vec<(u32, f32)>,
     /// Tokens of the prompt that did not have to be computed, as others had begun with them.
     pub num_cached_tokens: usize,
+}
+
+/// A token of the prompt and how likely it was after those before it. The first token, which comes
+/// after nothing, has none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptToken {
+    /// Its id.
+    pub token: u32,
+    /// Its logprob under the model's own distribution.
+    pub logprob: f32,
+    /// Its place among all tokens by their logprobs, from 1, if it is one of the likeliest 20.
+    pub rank: Option<u32>,
+    /// The likeliest tokens and their logprobs, likeliest first, as many as asked for.
+    pub top_logprobs: Vec<(u32, f32)>,
 }
 
 /// Why a request ended.

@@ -46,7 +46,7 @@ impl TokenSink for Tokens {
     fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
         match update {
             Update::Token(update) => self.0.try_send(update.token).map_err(|_| SinkClosed),
-            Update::Finished(_) => Ok(()),
+            Update::Prompt(_) | Update::Finished(_) => Ok(()),
         }
     }
 }

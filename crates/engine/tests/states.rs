@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
 use inflight_backend::{CpuBackend, CpuConfig, KvDtype, WeightPrecision};
-use inflight_engine::{FinishReason, RequestSpec, SinkClosed, TokenSink, Update};
+use inflight_engine::{FinishReason, Pooling, RequestSpec, SinkClosed, TokenSink, Update};
 use inflight_model::ModelFiles;
 use serde_json::Value;
 use support::{MODEL, config, engine_on, mixed_request, submit};
@@ -63,8 +63,12 @@ fn states_are_those_of_transformers() {
         // Others are served beside them; every prompt comes twice, so that its prefix is known.
         let others: Vec<_> = (0..6).map(|i| submit(&handle, mixed_request(i))).collect();
         for (prompt, logits) in references().into_iter().flat_map(|one| [one.clone(), one]) {
-            let spec =
-                RequestSpec { prompt, max_tokens: Some(1), pools: true, ..RequestSpec::default() };
+            let spec = RequestSpec {
+                prompt,
+                max_tokens: Some(1),
+                pooling: Some(Pooling::LastToken),
+                ..RequestSpec::default()
+            };
             let request = handle.limits().validate(spec).unwrap();
             let (sender, states) = channel();
             handle.submit(request, Box::new(StateSink(sender))).unwrap();

@@ -92,6 +92,9 @@ impl Scheduler {
         if !self.state_slots.has_free() {
             return Err(HeldBack::Slots);
         }
+        if self.probes_left(self.sequence(id), &draft.batch) == 0 {
+            return Err(HeldBack::Tokens);
+        }
         terms.check(id, self)?;
         let beginning = self.find_beginning(id).ok_or(HeldBack::Blocks)?;
         if !self.can_count_from(id, &beginning, &draft.batch) {
@@ -138,6 +141,8 @@ impl Scheduler {
             Some(swapped) => {
                 beginning.num_computed = beginning.num_computed.max(swapped.num_computed);
             }
+            // All of a prompt that is probed is computed.
+            None if sequence.probes_prompt => {}
             None => {
                 let on_host = self.find_on_host(sequence, beginning.blocks.len())?;
                 if self.is_better_fetched(on_host.len()) {

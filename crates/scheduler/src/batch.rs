@@ -14,6 +14,8 @@ pub struct Batch {
     pub num_tokens: usize,
     /// Sum of [`Row::num_uncounted`].
     pub num_uncounted: usize,
+    /// Input tokens that may be probed.
+    pub num_probes: usize,
     /// Blocks to copy before, and to move beside computing the rows.
     pub moves: Moves,
 }
@@ -23,7 +25,7 @@ impl Batch {
     #[must_use]
     pub fn new(number: u64) -> Self {
         let (rows, moves) = (Vec::new(), Moves::default());
-        Self { number, rows, num_tokens: 0, num_uncounted: 0, moves }
+        Self { number, rows, num_tokens: 0, num_uncounted: 0, num_probes: 0, moves }
     }
 
     /// The rows that yield a token, in row order: the order of the device's sampled outputs and of

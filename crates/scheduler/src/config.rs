@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{MemoryConfig, SchedulerError};
 
+/// So many prompt tokens of a batch may be probed at least, however few sequences run.
+const LEAST_MAX_PROBES: usize = 16;
+
 /// Limits of one scheduler, fixed for its life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerConfig {
@@ -25,6 +28,12 @@ pub struct SchedulerConfig {
 }
 
 impl SchedulerConfig {
+    /// Most prompt tokens of a batch that are probed: there is room for so many rows of logits.
+    #[must_use]
+    pub fn max_probes(&self) -> usize {
+        self.max_num_seqs.max(LEAST_MAX_PROBES.min(self.max_num_batched_tokens))
+    }
+
     /// Checks that the limits work together.
     pub(crate) fn validate(&self) -> Result<(), SchedulerError> {
         let positive = [

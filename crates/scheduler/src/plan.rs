@@ -152,11 +152,11 @@ impl Scheduler {
         }
         for (i, &id) in ids.iter().enumerate() {
             let num_prompts = ids.len() - i + self.waiting.len();
-            let len = self.prompt_share(id, draft, num_prompts);
-            if len == 0 {
+            if draft.prompt_tokens_left == 0 {
                 return;
             }
-            if self.can_run(self.sequence(id), &draft.batch) {
+            let len = self.prompt_share(id, draft, num_prompts);
+            if len > 0 && self.can_run(self.sequence(id), &draft.batch) {
                 self.push_prompt(id, len, draft);
             }
         }
@@ -171,6 +171,12 @@ impl Scheduler {
     /// Whether a row that leaves so many tokens to be counted fits the batch. Alone it always does.
     pub(crate) fn can_count(&self, num_uncounted: usize, batch: &Batch) -> bool {
         batch.num_uncounted + num_uncounted <= self.config.max_model_len
+    }
+
+    /// How many of a sequence's next tokens a batch has room for, if it probes them.
+    pub(crate) fn probes_left(&self, sequence: &Sequence, batch: &Batch) -> usize {
+        let left = self.config.max_probes() - batch.num_probes;
+        if sequence.num_probes(1) > 0 { left } else { usize::MAX }
     }
 
     /// Adds a row of a prompt's next `len` tokens.
@@ -199,6 +205,7 @@ impl Scheduler {
         let num_uncounted = sequence.num_uncounted();
         batch.num_tokens += len;
         batch.num_uncounted += num_uncounted;
+        batch.num_probes += sequence.num_probes(len);
         batch.rows.push(Row {
             id,
             state_slot,

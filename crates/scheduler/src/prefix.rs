@@ -51,7 +51,7 @@ impl Scheduler {
         if leader.is_some_and(is_computing) {
             return true;
         }
-        if self.announced.is_empty() {
+        if self.announced.is_empty() || sequence.probes_prompt {
             return false;
         }
         let is_announced = |hash: &BlockHash| self.announced.contains_key(hash);
@@ -65,8 +65,12 @@ impl Scheduler {
         missing.is_some_and(is_announced)
     }
 
-    /// The blocks that a waiting sequence need not compute; its last token it always computes.
+    /// The blocks that a waiting sequence need not compute; its last token it always computes, and
+    /// if its prompt is probed all of them.
     pub(crate) fn find_prefix(&self, sequence: &Sequence) -> Vec<BlockId> {
+        if sequence.probes_prompt {
+            return Vec::new();
+        }
         let most = (sequence.len() - 1) / self.config.block_size;
         self.cache.find(&sequence.chain, &sequence.tokens, most)
     }

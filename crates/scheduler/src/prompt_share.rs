@@ -24,7 +24,8 @@ impl Scheduler {
             Some(0) => (left / num_prompts.max(1)).max(LEAST_SHARE),
             Some(num_steps) => num_uncomputed.div_ceil(num_steps).min(most).max(LEAST_SHARE),
         };
-        needed.min(num_uncomputed).min(left)
+        let probes_left = self.probes_left(self.sequence(id), &draft.batch);
+        needed.min(num_uncomputed).min(left).min(probes_left)
     }
 
     /// Steps of the usual length until the sequence's first token is due; `None` without a target,
@@ -47,11 +48,18 @@ impl Scheduler {
         }
         for row in &mut draft.batch.rows {
             let sequence = self.sequence(row.id);
-            let more = (sequence.len() - row.context_len).min(draft.prompt_tokens_left);
+            let probes_left = if sequence.num_probes(1) > 0 {
+                self.config.max_probes() - draft.batch.num_probes
+            } else {
+                usize::MAX
+            };
+            let more = sequence.len() - row.context_len;
+            let more = more.min(draft.prompt_tokens_left).min(probes_left);
             row.len += more;
             row.context_len += more;
             row.samples = row.context_len == sequence.len();
             draft.batch.num_tokens += more;
+            draft.batch.num_probes += sequence.num_probes(more);
             draft.prompt_tokens_left -= more;
         }
     }

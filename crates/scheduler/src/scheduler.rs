@@ -201,7 +201,7 @@ impl Scheduler {
 
     /// The sequence whose prompt is to be shared, if it is there and the prompt is the same.
     fn leader_of(&self, spec: &SequenceSpec) -> Option<SequenceId> {
-        let leader = spec.shares_prompt_of?;
+        let leader = spec.shares_prompt_of.filter(|_| !spec.probes_prompt)?;
         let Sequence { tokens, prompt_len, chain, .. } = self.sequences.get(&leader)?;
         let is_same = tokens[..*prompt_len] == spec.prompt && *chain.key() == spec.prefix_key;
         is_same.then_some(leader)

@@ -40,6 +40,10 @@ pub struct SequenceSpec {
     pub shares_prompt_of: Option<SequenceId>,
     /// Whether the device counts its tokens, for penalties.
     pub counts_tokens: bool,
+    /// Whether something is asked of every token of its prompt: all of them are computed then,
+    /// whoever has computed them before, and only so many in a batch
+    /// ([`SchedulerConfig::max_probes`]).
+    pub probes_prompt: bool,
     /// How it is to be served among others.
     pub service: Service,
 }
@@ -69,6 +73,7 @@ impl SequenceSpec {
             prefix_key: PrefixKey::default(),
             shares_prompt_of: None,
             counts_tokens: false,
+            probes_prompt: false,
             service: Service::default(),
         }
     }
@@ -118,6 +123,7 @@ pub(crate) struct Sequence {
     /// Who computes the prompt for it; `None` once it was admitted.
     pub(crate) shares_prompt_of: Option<SequenceId>,
     pub(crate) counts_tokens: bool,
+    pub(crate) probes_prompt: bool,
     /// Prompt tokens that others had computed when it was first admitted.
     pub(crate) num_cached_tokens: Option<usize>,
     /// How often it gave way.
@@ -185,6 +191,7 @@ impl Sequence {
             num_arriving: 0,
             shares_prompt_of: spec.shares_prompt_of,
             counts_tokens: spec.counts_tokens,
+            probes_prompt: spec.probes_prompt,
             num_cached_tokens: None,
             num_preemptions: 0,
             arrival: entry.arrival,
@@ -211,6 +218,11 @@ impl Sequence {
     /// Tokens that its next row does not compute and that the device must yet count.
     pub(crate) fn num_uncounted(&self) -> usize {
         if self.is_fresh && self.counts_tokens { self.num_computed } else { 0 }
+    }
+
+    /// Tokens of the next `len` that may be probed.
+    pub(crate) fn num_probes(&self, len: usize) -> usize {
+        if self.probes_prompt && self.num_computed < self.prompt_len { len } else { 0 }
     }
 
     /// Whether the last token it may have is launched or committed.

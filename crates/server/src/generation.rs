@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use futures_util::stream::{self, Stream, StreamExt};
 use inflight_engine::{
-    FinishReason, InvalidRequest, Lapse, RequestId, RequestSpec, SinkClosed, SubmitError,
-    TokenSink, TokenUpdate, Update, ValidRequest,
+    FinishReason, InvalidRequest, Lapse, PromptToken, RequestId, RequestSpec, SinkClosed,
+    SubmitError, TokenSink, TokenUpdate, Update, ValidRequest,
 };
 use inflight_tokenizer::TokenizerError;
 use tokio::sync::{mpsc, watch};
@@ -26,6 +26,8 @@ const MAX_WAITING_UPDATES: usize = 65_536;
 pub(crate) struct SequenceSpec {
     pub(crate) request: RequestSpec,
     pub(crate) text: TextOptions,
+    /// Whether only the prompt is of interest: what is generated is not told.
+    pub(crate) discards_output: bool,
 }
 
 /// Why a request was not started.
@@ -84,6 +86,8 @@ pub(crate) struct Delta {
     pub(crate) num_tokens: usize,
     /// Tokens of the prompt that did not have to be computed; told once for every prompt.
     pub(crate) num_cached_tokens: usize,
+    /// The prompt's tokens but the first, if their logprobs were asked for; in the first delta.
+    pub(crate) prompt: Vec<PromptToken>,
     /// Those tokens, if logprobs were asked for.
     pub(crate) tokens: Vec<ScoredToken>,
     /// Set in a sequence's last delta, and only there.
@@ -131,17 +135,22 @@ fn submit_all(state: &ServerState, specs: Vec<SequenceSpec>) -> Result<Deltas, S
     for spec in specs {
         check_priority(state, spec.request.priority)?;
         let request = state.engine().limits().validate(spec.request)?;
-        checked.push((request, TextStream::new(state.tokenizer(), &spec.text)?));
+        let text = TextStream::new(state.tokenizer(), &spec.text)?;
+        checked.push((request, text, spec.discards_output));
     }
     let mut sequences = Vec::with_capacity(checked.len());
     // The latest prompt, and the first output for it: the others share what that one computes.
     let mut first: Option<(Vec<u32>, RequestId)> = None;
-    for (index, (request, text)) in checked.into_iter().enumerate() {
+    for (index, (request, text, discards_output)) in checked.into_iter().enumerate() {
         let prompt = request.prompt().to_vec();
-        let leader = first.as_ref().filter(|first| first.0 == prompt).map(|first| first.1);
+        // Whoever asks about its prompt computes it.
+        let may_share = !request.asks_about_prompt();
+        let leader =
+            first.as_ref().filter(|first| may_share && first.0 == prompt).map(|first| first.1);
         // A refusal drops, and thereby aborts, those that were accepted before.
         let mut sequence = Sequence::submit(state, request.sharing_prompt_of(leader), text)?;
         sequence.counts_prompt = leader.is_none();
+        sequence.discards_output = discards_output;
         if leader.is_none() {
             state.caller().spend_prompt(prompt.len());
             first = sequence.request.id.map(|id| (prompt, id));
@@ -179,6 +188,7 @@ pub(crate) async fn collect(
         whole.text += &delta.text;
         whole.num_tokens += delta.num_tokens;
         whole.num_cached_tokens += delta.num_cached_tokens;
+        whole.prompt.extend(delta.prompt);
         whole.tokens.extend(delta.tokens);
         whole.finish = delta.finish;
     }
@@ -195,6 +205,7 @@ struct Sequence {
     text: TextStream,
     /// Whether it is still to tell what of its prompt was cached; only the first output does.
     counts_prompt: bool,
+    discards_output: bool,
     /// Since the last delta.
     pending: Delta,
     ended: bool,
@@ -206,7 +217,10 @@ impl Sequence {
         request: ValidRequest,
         text: TextStream,
     ) -> Result<Self, SubmitError> {
-        let capacity = request.max_tokens().saturating_add(1).min(MAX_WAITING_UPDATES);
+        let num_prompt_updates =
+            if request.asks_about_prompt() { request.prompt().len() } else { 0 };
+        let capacity = request.max_tokens().saturating_add(num_prompt_updates + 1);
+        let capacity = capacity.min(MAX_WAITING_UPDATES);
         let (sender, updates) = mpsc::channel(capacity);
         let clock = RequestClock::accept(state.metrics(), request.prompt().len());
         let sink = ChannelSink { sender, started: clock.start_mark() };
@@ -219,6 +233,7 @@ impl Sequence {
             phase: state.watch_phase(),
             text,
             counts_prompt: true,
+            discards_output: false,
             pending: Delta::default(),
             ended: false,
         })
@@ -244,6 +259,8 @@ impl Sequence {
 
     async fn advance(&mut self) -> Result<(), GenerationError> {
         match self.receive().await? {
+            Update::Prompt(tokens) => self.pending.prompt.extend(tokens),
+            Update::Token(_) if self.discards_output => {}
             Update::Token(update) => self.take_token(update),
             Update::Finished(reason) => self.take_end(reason)?,
         }
@@ -289,6 +306,7 @@ impl Sequence {
             FinishReason::Failed(_) | FinishReason::Lapsed(_) => Ending::Error,
         });
         let finish = finish_of(reason, &self.state)?;
+        let finish = if self.discards_output { Finish::Length } else { finish };
         self.pending.text += &self.text.finish();
         let stop_string = self.text.stopped_by().map(Finish::StopString);
         self.pending.finish = Some(stop_string.unwrap_or(finish));

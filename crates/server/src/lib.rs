@@ -12,7 +12,8 @@
 //! of tokens), `sse` (a response as events), `access` (who may ask),
 //! `openai` and `anthropic` (their endpoints), `openapi` (what they take and answer), `tokenize`,
 //! `health`, `observe` (metrics, timelines), `web` (the page at `/`), [`serve`](serve()) (routes,
-//! shutting down), `connections` and `tls` (listening).
+//! shutting down), `connections` and `tls` (listening), `batch` (files of requests instead of
+//! connections).
 //!
 //! Invariant: the only room that knows HTTP and JSON.
 //! Invariant: a field of a request is obeyed, or does not matter, or is refused by name.
@@ -21,6 +22,7 @@
 
 mod access;
 mod anthropic;
+mod batch;
 mod chat;
 mod connections;
 mod engine;
@@ -46,6 +48,7 @@ mod usage;
 mod web;
 
 pub use access::{ApiKey, ApiKeys, CorsOrigins, KeyError, KeyLimits};
+pub use batch::{BatchError, BatchProgress, BatchRun};
 pub use engine::{EngineAlive, EngineClient, Generate};
 pub use observe::KvCapacity;
 pub use output::ToolFormat;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use inflight_engine::{FinishReason, RequestSpec, SinkClosed, TokenSink, Update};
+use inflight_engine::{FinishReason, Pooling, RequestSpec, SinkClosed, TokenSink, Update};
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, Rename};
@@ -39,7 +39,7 @@ fn spec(prompt: Vec<u32>, service: &Service) -> RequestSpec {
     RequestSpec {
         prompt,
         max_tokens: Some(1),
-        pools: true,
+        pooling: Some(Pooling::LastToken),
         priority: service.priority,
         tenant: service.tenant.clone(),
         timeout: service.timeout,

@@ -67,7 +67,6 @@ async fn fields_of_completions() {
         (json!({"prompt": "a", "min_tokens": 17}), "min_tokens", "invalid_value"),
         (json!({"prompt": "a", "logprobs": 21}), "logprobs", "invalid_value"),
         (json!({"prompt": "a", "logprobs": true}), "logprobs", "invalid_value"),
-        (json!({"prompt": "a", "echo": true, "logprobs": 0}), "echo", "unsupported_parameter"),
         (json!({"prompt": "a", "best_of": 0}), "best_of", "invalid_value"),
         (json!({"prompt": "a", "suffix": "b"}), "suffix", "unsupported_parameter"),
         (

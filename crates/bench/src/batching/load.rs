@@ -147,6 +147,7 @@ struct Stopwatch {
 impl TokenSink for Stopwatch {
     fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
         let served = match update {
+            Update::Prompt(_) => return Ok(()),
             Update::Token(_) => {
                 self.served.tokens.push(Instant::now());
                 return Ok(());

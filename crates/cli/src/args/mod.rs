@@ -6,6 +6,7 @@
 //! [`tune`]: which kernels.
 
 mod access;
+mod batch;
 mod batching;
 mod bench;
 mod bench_serve;
@@ -22,6 +23,7 @@ use std::num::NonZeroUsize;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use access::AccessArgs;
+pub(crate) use batch::BatchArgs;
 pub(crate) use batching::{BatchingArgs, BatchingExperiment};
 pub(crate) use bench::{
     AsyncArgs, BenchArgs, BenchCommand, CompareArgs, ConstraintChoice, FigureFiles, KernelsArgs,
@@ -46,6 +48,7 @@ Examples:
   inflight serve Qwen/Qwen3-0.6B                   serve a model of the Hugging Face hub
   inflight run model.gguf 'Why is the sky blue?'   print one answer
   inflight chat model.gguf                         talk
+  inflight batch in.jsonl -o out.jsonl             answer a file of requests
   inflight doctor                                  check the device and every operator on it
   inflight bench offline --config llama-3.1-8b     measure, with no download
 
@@ -115,6 +118,9 @@ pub(crate) enum Command {
     /// Talk to a model
     #[command(after_help = CHAT_EXAMPLES)]
     Chat(ChatArgs),
+    /// Answer a file of requests, in the form of OpenAI's batches
+    #[command(after_help = batch::EXAMPLES)]
+    Batch(BatchArgs),
     /// Say what was found and check that it computes what it should
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
@@ -137,6 +143,7 @@ impl Command {
             Self::Serve(_) => "info",
             Self::Run(_)
             | Self::Chat(_)
+            | Self::Batch(_)
             | Self::Doctor(_)
             | Self::Bench(_)
             | Self::Replay(_)

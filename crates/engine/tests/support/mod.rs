@@ -15,8 +15,8 @@ use std::{
 use inflight_backend::{Backend, CpuBackend, CpuConfig};
 use inflight_engine::{
     DryBreakers, DryParams, Engine, EngineConfig, EngineError, EngineHandle, FinishReason,
-    MemoryConfig, RequestId, RequestSpec, SamplingParams, SinkClosed, TokenSink, TokenUpdate,
-    Update,
+    MemoryConfig, PromptToken, RequestId, RequestSpec, SamplingParams, SinkClosed, TokenSink,
+    TokenUpdate, Update,
 };
 use inflight_model::{Decoder, ModelFiles};
 
@@ -114,6 +114,8 @@ pub struct Client {
 /// All that a request gave.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
+    /// What is told of the prompt.
+    pub prompt: Vec<PromptToken>,
     pub tokens: Vec<TokenUpdate>,
     pub finish: FinishReason,
 }
@@ -128,11 +130,16 @@ impl Client {
     /// depend.
     pub fn wait_and_count(self) -> (Output, usize) {
         let mut num_cached_tokens = 0;
+        let mut prompt = Vec::new();
         let mut tokens = Vec::new();
         let mut finish = None;
         for update in &self.updates {
             assert_eq!(finish, None, "something came after the final message");
             match update {
+                Update::Prompt(more) => {
+                    assert!(tokens.is_empty(), "the prompt comes before what follows");
+                    prompt.extend(more);
+                }
                 Update::Token(token) => {
                     num_cached_tokens = token.num_cached_tokens;
                     tokens.push(TokenUpdate { num_cached_tokens: 0, ..token });
@@ -141,7 +148,7 @@ impl Client {
             }
         }
         let finish = finish.expect("there was no final message");
-        (Output { tokens, finish }, num_cached_tokens)
+        (Output { prompt, tokens, finish }, num_cached_tokens)
     }
 }
 
@@ -196,6 +203,7 @@ pub fn mixed_request(i: u32) -> RequestSpec {
             Some(DryParams { multiplier: 2.0, base: 1.75, allowed_length: 1, last_n: 0, breakers });
         sampling.bad_words = vec![vec![20], vec![i % VOCAB_SIZE, 30], vec![40, 50, 60]];
     }
+    let prompt_logprobs = (i % 7 == 3).then_some(i % 3);
     sampling.top_logprobs = i.is_multiple_of(6).then_some(i % 4);
     RequestSpec {
         prompt,
@@ -207,6 +215,7 @@ pub fn mixed_request(i: u32) -> RequestSpec {
             Vec::new()
         },
         sampling,
+        prompt_logprobs,
         ..RequestSpec::default()
     }
 }

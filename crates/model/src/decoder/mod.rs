@@ -146,6 +146,38 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
+impl<B: Backend> Decoder<B> {
+    /// Enqueues the logits of the tokens that `inputs.batch` samples of the forward pass before,
+    /// whichever batch that had.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn logits(
+        &self,
+        backend: &B,
+        inputs: ForwardInputs<'_, B>,
+        stream: &B::Stream,
+    ) -> Result<(), BackendError> {
+        let pass = Pass { config: &self.config, backend, inputs: &inputs, stream };
+        pass.logits(&self.norm, &self.output)
+    }
+
+    /// Enqueues no more than having those tokens' states, not normed, in [`Scratch::sampled`].
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn gather_states(
+        &self,
+        backend: &B,
+        inputs: ForwardInputs<'_, B>,
+        stream: &B::Stream,
+    ) -> Result<(), BackendError> {
+        let ForwardInputs { batch, step, scratch, .. } = inputs;
+        let (hidden, sampled) = (&scratch.hidden, &scratch.sampled);
+        backend.gather_sampled(hidden, batch, step, self.config.hidden_size, sampled, stream)
+    }
+}
+
 /// One forward pass being enqueued.
 struct Pass<'a, B: Backend> {
     config: &'a ModelConfig,

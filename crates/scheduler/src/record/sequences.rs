@@ -23,6 +23,8 @@ pub struct SequenceRecord {
     pub shares_prompt_of: Option<u64>,
     /// Whether its tokens are counted.
     pub counts_tokens: bool,
+    /// Whether its prompt's tokens are probed.
+    pub probes_prompt: bool,
     /// Its priority.
     pub priority: i32,
     /// Its tenant, by number; `None`: it has no name.
@@ -43,6 +45,7 @@ impl SequenceRecord {
             blocks: Vec::new(),
             shares_prompt_of: spec.shares_prompt_of.map(|leader| leader.0),
             counts_tokens: spec.counts_tokens,
+            probes_prompt: spec.probes_prompt,
             priority: spec.service.priority,
             tenant,
             deadline_ns: spec.service.deadline.map(ns),
@@ -96,6 +99,7 @@ impl<'a> StandIns<'a> {
             stop_token_ids: stop.into_iter().collect(),
             shares_prompt_of: sequence.shares_prompt_of.map(SequenceId),
             counts_tokens: sequence.counts_tokens,
+            probes_prompt: sequence.probes_prompt,
             service: Service {
                 priority: sequence.priority,
                 tenant: sequence

@@ -46,6 +46,8 @@ pub(crate) struct Record {
     queue_limit: Option<Duration>,
     /// Whether it was admitted.
     has_run: bool,
+    /// Tokens of its prompt that were in some row.
+    num_probed: usize,
     /// Length that the sequence has when all launched rows are collected.
     launched_len: usize,
 }
@@ -185,6 +187,7 @@ impl Engine {
                 deadline: lengths.deadline(self.now),
                 queue_limit: max_queue_time.map(|time| self.now + time),
                 has_run: false,
+                num_probed: 0,
                 lengths,
                 identity,
                 tokens,
@@ -263,6 +266,7 @@ impl Engine {
         for row in &batch.rows {
             let record = self.records.get_mut(&row.id).expect("rows belong to added ones");
             record.launched_len += usize::from(row.samples);
+            record.num_probed = record.num_probed.max(row.context_len);
         }
         self.batches.push(batch.clone());
         self.decisions.push(*self.scheduler.decision());
@@ -362,6 +366,7 @@ impl Engine {
         let num_uncounted: usize = batch.rows.iter().map(|row| row.num_uncounted).sum();
         assert_eq!(num_uncounted, batch.num_uncounted);
         assert!(num_uncounted <= config.max_model_len);
+        assert!(batch.num_probes <= config.max_probes());
         assert_eq!(batch.num_sampled(), batch.sampled_rows().count());
         let ids: HashSet<_> = batch.rows.iter().map(|row| row.id).collect();
         let slots: HashSet<_> = batch.rows.iter().map(|row| row.state_slot).collect();
@@ -376,6 +381,8 @@ impl Engine {
             let counts = record.lengths.counts_tokens && row.fresh;
             assert_eq!(row.num_uncounted, if counts { row.start } else { 0 });
             assert_eq!(row.samples, row.context_len == record.launched_len);
+            let probes = record.lengths.probes_prompt;
+            assert!(!probes || row.start <= record.num_probed, "a prompt's token was not computed");
         }
     }
 

@@ -49,15 +49,16 @@ fn memory() -> impl Strategy<Value = MemoryConfig> {
 
 fn lengths() -> impl Strategy<Value = Lengths> {
     let num_stop_tokens = prop_oneof![2 => Just(0u32), 1 => Just(1), 1 => Just(2)];
+    let flags = (any::<bool>(), prop_oneof![3 => Just(false), 1 => Just(true)]);
     let n = prop_oneof![4 => Just(1usize), 1 => 2usize..5];
-    let shared = ((0u64..2, 0usize..30), 0u32..2, any::<bool>(), n);
+    let shared = ((0u64..2, 0usize..30), 0u32..2, flags, n);
     (1usize..24, 1usize..40, 0usize..4, num_stop_tokens, shared, standing()).prop_map(
         |(
             prompt_len,
             max_tokens,
             min_tokens,
             num_stop_tokens,
-            (family, salt, counts_tokens, n),
+            (family, salt, (counts_tokens, probes_prompt), n),
             standing,
         )| {
             Lengths {
@@ -69,6 +70,7 @@ fn lengths() -> impl Strategy<Value = Lengths> {
                 family,
                 salt,
                 counts_tokens,
+                probes_prompt,
                 standing,
             }
         },

@@ -33,6 +33,7 @@ pub(crate) struct Lengths {
     /// Keeps sequences apart that begin with the same tokens.
     pub(crate) salt: u32,
     pub(crate) counts_tokens: bool,
+    pub(crate) probes_prompt: bool,
     pub(crate) standing: Standing,
 }
 
@@ -82,6 +83,7 @@ impl Identity {
             },
             shares_prompt_of: (self.id != self.first).then_some(self.first),
             counts_tokens: self.lengths.counts_tokens,
+            probes_prompt: self.lengths.probes_prompt,
             service: Service {
                 priority: self.lengths.standing.priority,
                 tenant: Tenant::named(&format!("tenant {}", self.lengths.standing.tenant)),
@@ -120,6 +122,7 @@ impl Lengths {
             family: (0, 0),
             salt: 0,
             counts_tokens: true,
+            probes_prompt: false,
             standing: Standing::default(),
         }
     }

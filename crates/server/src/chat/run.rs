@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+use inflight_engine::PromptToken;
 
 use super::constraint;
 use super::conversation::{Conversation, Prompt};
@@ -26,6 +27,8 @@ pub(crate) struct ChatRun {
 /// What an answer consists of since the delta before.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ChatDelta {
+    /// The prompt's tokens but the first, if their logprobs were asked for.
+    pub(crate) prompt: Vec<PromptToken>,
     pub(crate) pieces: Vec<Piece>,
     /// The tokens of this delta, if logprobs were asked for.
     pub(crate) tokens: Vec<ScoredToken>,
@@ -88,6 +91,7 @@ impl ChatRun {
             let delta = self.reader.read(index, delta?, &mut self.counts);
             let answer = &mut answers[index];
             delta.pieces.into_iter().for_each(|piece| piece.join(&mut answer.pieces));
+            answer.prompt.extend(delta.prompt);
             answer.tokens.extend(delta.tokens);
             answer.num_thought_tokens += delta.num_thought_tokens;
             answer.finish = delta.finish;
@@ -122,6 +126,7 @@ impl ChatReader {
         }
         ChatDelta {
             num_thought_tokens: if is_thought { delta.tokens.len() } else { 0 },
+            prompt: delta.prompt,
             pieces,
             tokens: delta.tokens,
             finish: delta.finish,

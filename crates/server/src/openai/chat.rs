@@ -13,6 +13,7 @@ use super::chat_writer::{ChatWriter, ChunkChoice, WholeChoice};
 use super::chunks::ChunkEvents;
 use super::conversation::ConversationFields;
 use super::logprobs::check_count;
+use super::prompt_logprobs::{PromptLogprobs, check_prompt_logprobs};
 use super::response::{Envelope, OutputFields, ResponseHead, Usage};
 use crate::chat::{ChatRun, RunSize};
 use crate::error::ApiError;
@@ -30,6 +31,7 @@ struct ChatFields {
     max_tokens: Option<usize>,
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
+    prompt_logprobs: Option<i64>,
     /// vLLM's: whether the answer tells what the model thought.
     include_reasoning: Option<bool>,
 }
@@ -123,7 +125,8 @@ pub(crate) async fn create(
         ChatRequest::parse(&bytes)?;
     let head = ResponseHead::new(&state, "chatcmpl-", state.model_name(output.model.clone())?);
     let (num_outputs, stream) = (output.n()?, output.stream()?);
-    let template = sampling.resolve(&Surroundings {
+    let prompt_logprobs = check_prompt_logprobs(fields.prompt_logprobs, stream.is_some())?;
+    let mut template = sampling.resolve(&Surroundings {
         limits: state.engine().limits(),
         tokenizer: state.tokenizer(),
         eos_ids: state.tokenizer().eos_ids(),
@@ -131,6 +134,7 @@ pub(crate) async fn create(
         top_logprobs: fields.num_top_logprobs()?,
         position: TextPosition::Start,
     })?;
+    template.prompt_logprobs = prompt_logprobs;
     let (rename, tells_reasoning) = (fields.rename(), fields.include_reasoning.unwrap_or(true));
     let mut conversation = conversation.resolve(&state)?;
     conversation.asked = constraint.asked()?;
@@ -143,8 +147,12 @@ pub(crate) async fn create(
         return Ok(sse::respond(deltas, events));
     }
     let (answers, counts) = run.whole().await?;
+    let told = |num_top| PromptLogprobs::new(state.tokenizer(), &answers[0].prompt, num_top);
+    let prompt_logprobs = prompt_logprobs.map(told);
     let choices = answers.into_iter().enumerate();
     let choices = choices.map(|(index, answer)| writer.whole_choice(index, answer)).collect();
     let usage = Some(Some(Usage::from(counts)));
-    Ok(Json(head.envelope("chat.completion", choices, usage)).into_response())
+    let mut envelope = head.envelope("chat.completion", choices, usage);
+    envelope.prompt_logprobs = prompt_logprobs;
+    Ok(Json(envelope).into_response())
 }

@@ -7,12 +7,14 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use inflight_tokenizer::{TextPosition, Tokenizer};
+use inflight_engine::PromptToken;
+use inflight_tokenizer::{DecodeOptions, TextPosition, Tokenizer};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::chunks::{ChunkEvents, ChunkWriter};
 use super::logprobs::{CompletionLogprobs, check_count};
+use super::prompt_logprobs::{EchoedPrompt, PromptLogprobs, check_prompt_logprobs};
 use super::response::{Ending, Envelope, MAX_N, OutputFields, ResponseHead, Usage};
 use crate::error::ApiError;
 use crate::generation::{self, Delta};
@@ -38,8 +40,18 @@ struct CompletionFields {
     max_tokens: Option<usize>,
     logprobs: Option<u32>,
     echo: Option<bool>,
+    prompt_logprobs: Option<i64>,
     best_of: Option<usize>,
     add_special_tokens: Option<bool>,
+}
+
+/// How many of the likeliest tokens are told at each place of the prompt.
+#[derive(Clone, Copy, Debug, Default)]
+struct AskedOfPrompt {
+    /// In a list of its own.
+    prompt_logprobs: Option<u32>,
+    /// Among the logprobs of the text, which begins with the prompt.
+    echoed_logprobs: Option<u32>,
 }
 
 /// A whole request.
@@ -62,16 +74,31 @@ impl CompletionRequest {
         body.take_neutral(neutral::COMMON)?;
         body.take_neutral(neutral::COMPLETIONS)?;
         body.refuse_rest()?;
-        request.check()?;
         Ok(request)
     }
 
-    fn check(&self) -> Result<(), ApiError> {
-        if self.fields.echo == Some(true) && self.fields.logprobs.is_some() {
-            let reason = "with logprobs it would need the logprobs of the prompt";
-            return Err(ApiError::unsupported("echo", reason));
+    /// What is asked about the prompts.
+    fn asked_of_prompt(&self) -> Result<AskedOfPrompt, ApiError> {
+        let CompletionFields { echo, logprobs, prompt_logprobs, .. } = &self.fields;
+        let is_streaming = self.output.stream()?.is_some();
+        let asked = AskedOfPrompt {
+            prompt_logprobs: check_prompt_logprobs(*prompt_logprobs, is_streaming)?,
+            echoed_logprobs: logprobs.filter(|_| *echo == Some(true)),
+        };
+        let says_anything = *echo == Some(true) || asked.prompt_logprobs.is_some();
+        if self.fields.max_tokens == Some(0) && !says_anything {
+            let reason = "is 0; it must be at least 1, but with `echo` or `prompt_logprobs`";
+            return Err(ApiError::invalid("max_tokens", reason));
         }
-        Ok(())
+        Ok(asked)
+    }
+
+    fn length(&self) -> Length {
+        match self.fields.max_tokens {
+            None => Length::Usual(USUAL_MAX_TOKENS),
+            // The engine generates what is not told then.
+            Some(asked) => Length::Asked(asked.max(1)),
+        }
     }
 
     /// How many outputs each prompt gets, of which the likeliest `n` are told.
@@ -112,7 +139,8 @@ pub(crate) async fn create(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let request = CompletionRequest::parse(&admit(&state, &headers, body)?)?;
-    let best_of = request.best_of()?;
+    let (best_of, asked_of_prompt) = (request.best_of()?, request.asked_of_prompt()?);
+    let length = request.length();
     let CompletionRequest { output, sampling, constraint, mut fields } = request;
     let head = ResponseHead::new(&state, "cmpl-", state.model_name(output.model.clone())?);
     let (n, stream) = (output.n()?, output.stream()?);
@@ -121,12 +149,15 @@ pub(crate) async fn create(
         limits: state.engine().limits(),
         tokenizer: state.tokenizer(),
         eos_ids: state.tokenizer().eos_ids(),
-        length: fields.max_tokens.map_or(Length::Usual(USUAL_MAX_TOKENS), Length::Asked),
+        length,
         // Outputs are compared by their logprobs.
         top_logprobs: top_logprobs.or((best_of > n).then_some(0)),
         position: TextPosition::Continuing,
     })?;
 
+    let AskedOfPrompt { prompt_logprobs, echoed_logprobs } = asked_of_prompt;
+    template.prompt_logprobs = prompt_logprobs.max(echoed_logprobs);
+    template.discards_output = fields.max_tokens == Some(0);
     if let Some(asked) = constraint.asked()? {
         template.grammar = Some(asked.compile(&state).await?);
     }
@@ -146,6 +177,10 @@ pub(crate) async fn create(
         tokenizer: Arc::clone(state.tokenizer()),
         text: template.text,
         echoes: (0..num_choices).map(|i| encoded.echoes.get(i / n).cloned()).collect(),
+        num_echoed: vec![0; num_choices],
+        asked_of_prompt,
+        prompts: encoded.tokens,
+        n,
     };
     if let Some(stream_usage) = stream {
         return Ok(sse::respond(deltas, ChunkEvents::new(writer, head, stream_usage, counts)));
@@ -224,6 +259,8 @@ pub(crate) struct CompletionChoice {
     index: usize,
     text: String,
     logprobs: Option<CompletionLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs>,
     #[serde(flatten)]
     ending: Ending,
 }
@@ -233,17 +270,50 @@ struct CompletionWriter {
     text: TextOptions,
     /// By sequence: what its text starts with, until it was written.
     echoes: Vec<Option<String>>,
+    /// By sequence: characters of that.
+    num_echoed: Vec<usize>,
+    asked_of_prompt: AskedOfPrompt,
+    prompts: Vec<Vec<u32>>,
+    /// Choices for each prompt.
+    n: usize,
 }
 
 impl CompletionWriter {
     fn choice(&mut self, index: usize, delta: Delta) -> CompletionChoice {
-        let echo = self.echoes[index].take().unwrap_or_default();
+        let AskedOfPrompt { prompt_logprobs, echoed_logprobs } = self.asked_of_prompt;
+        let told = |num_top| PromptLogprobs::new(&self.tokenizer, &delta.prompt, num_top);
+        let prompt_logprobs = prompt_logprobs.map(told);
+        let echo = self.echoes[index].take();
+        if let Some(echo) = &echo {
+            self.num_echoed[index] = echo.chars().count();
+        }
+        let logprobs = match (&echo, echoed_logprobs) {
+            (Some(_), Some(num_top)) => {
+                let prompt = self.echoed(index, delta.prompt);
+                let tokens = &delta.tokens;
+                Some(CompletionLogprobs::with_prompt(&self.tokenizer, &prompt, tokens, num_top))
+            }
+            _ => CompletionLogprobs::new(&self.tokenizer, &delta.tokens, self.num_echoed[index]),
+        };
         CompletionChoice {
             index,
-            logprobs: CompletionLogprobs::new(&self.tokenizer, &delta.tokens),
-            text: echo + &delta.text,
+            logprobs,
+            prompt_logprobs,
+            text: echo.unwrap_or_default() + &delta.text,
             ending: Ending::new(delta.finish.as_ref(), &self.text.stops, self.tokenizer.eos_ids()),
         }
+    }
+}
+
+impl CompletionWriter {
+    /// The prompt of a choice, of which `rest` tells how likely it was.
+    fn echoed(&self, index: usize, rest: Vec<PromptToken>) -> EchoedPrompt {
+        let decode = DecodeOptions {
+            skip_special_tokens: self.text.skip_special_tokens,
+            position: TextPosition::Start,
+        };
+        let tokens = &self.prompts[index / self.n];
+        EchoedPrompt::new(&self.tokenizer, tokens, rest, decode, self.num_echoed[index])
     }
 }
 

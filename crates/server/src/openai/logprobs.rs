@@ -4,6 +4,7 @@ use inflight_tokenizer::Tokenizer;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
+use super::prompt_logprobs::EchoedPrompt;
 use crate::error::ApiError;
 use crate::generation::ScoredToken;
 
@@ -21,13 +22,14 @@ pub(crate) fn check_count(param: &'static str, count: u32) -> Result<u32, ApiErr
     Ok(count)
 }
 
-/// A completion's logprobs: parallel lists, one entry for each generated token.
-#[derive(Debug, PartialEq, Serialize, JsonSchema)]
+/// A completion's logprobs: parallel lists, one entry for each token of the text.
+#[derive(Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct CompletionLogprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    #[schemars(with = "Vec<std::collections::BTreeMap<String, f32>>")]
-    top_logprobs: Vec<TopLogprobs>,
+    /// Null for the first token of an echoed prompt.
+    token_logprobs: Vec<Option<f32>>,
+    #[schemars(with = "Vec<Option<std::collections::BTreeMap<String, f32>>>")]
+    top_logprobs: Vec<Option<TopLogprobs>>,
     /// Where tokens start, in characters of the text.
     text_offset: Vec<usize>,
 }
@@ -37,9 +39,9 @@ pub(crate) struct CompletionLogprobs {
 struct TopLogprobs(Vec<(String, f32)>);
 
 impl TopLogprobs {
-    fn new(tokenizer: &Tokenizer, scored: &ScoredToken) -> Self {
-        let mut named: Vec<(String, f32)> = Vec::with_capacity(scored.top.len() + 1);
-        for &(token, logprob) in scored.top.iter().chain(&[(scored.token, scored.logprob)]) {
+    fn new(tokenizer: &Tokenizer, top: &[(u32, f32)], chosen: (u32, f32)) -> Self {
+        let mut named: Vec<(String, f32)> = Vec::with_capacity(top.len() + 1);
+        for &(token, logprob) in top.iter().chain(&[chosen]) {
             let name = unique_name(tokenizer.token_bytes(token));
             // Tokens may share a text; the likelier one has come before.
             if named.iter().all(|(other, _)| *other != name) {
@@ -58,15 +60,51 @@ impl Serialize for TopLogprobs {
 
 impl CompletionLogprobs {
     /// `None` without tokens, as it is when no logprobs were asked for.
-    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Option<Self> {
-        let name = |token| unique_name(tokenizer.token_bytes(token));
-        let logprobs = || Self {
-            tokens: tokens.iter().map(|scored| name(scored.token)).collect(),
-            token_logprobs: tokens.iter().map(|scored| finite(scored.logprob)).collect(),
-            top_logprobs: tokens.iter().map(|scored| TopLogprobs::new(tokenizer, scored)).collect(),
-            text_offset: tokens.iter().map(|scored| scored.offset).collect(),
-        };
-        (!tokens.is_empty()).then(logprobs)
+    /// `offset`: characters before the generated text.
+    pub(crate) fn new(
+        tokenizer: &Tokenizer,
+        tokens: &[ScoredToken],
+        offset: usize,
+    ) -> Option<Self> {
+        (!tokens.is_empty()).then(|| {
+            let mut logprobs = Self::default();
+            logprobs.extend(tokenizer, tokens, offset);
+            logprobs
+        })
+    }
+
+    /// The tokens of a prompt that is echoed, then those that were generated. `num_top`: how many
+    /// alternatives are told.
+    pub(crate) fn with_prompt(
+        tokenizer: &Tokenizer,
+        prompt: &EchoedPrompt,
+        tokens: &[ScoredToken],
+        num_top: u32,
+    ) -> Self {
+        let mut logprobs = Self { text_offset: prompt.offsets.clone(), ..Self::default() };
+        logprobs.push(tokenizer, prompt.first, None);
+        for scored in &prompt.rest {
+            let num_top = scored.top_logprobs.len().min(num_top as usize);
+            let top = &scored.top_logprobs[..num_top];
+            logprobs.push(tokenizer, scored.token, Some((scored.logprob, top)));
+        }
+        logprobs.extend(tokenizer, tokens, prompt.num_chars);
+        logprobs
+    }
+
+    /// `offset`: characters before the generated text.
+    fn extend(&mut self, tokenizer: &Tokenizer, tokens: &[ScoredToken], offset: usize) {
+        for scored in tokens {
+            self.push(tokenizer, scored.token, Some((scored.logprob, &scored.top)));
+            self.text_offset.push(offset + scored.offset);
+        }
+    }
+
+    fn push(&mut self, tokenizer: &Tokenizer, token: u32, scored: Option<(f32, &[(u32, f32)])>) {
+        self.tokens.push(unique_name(tokenizer.token_bytes(token)));
+        self.token_logprobs.push(scored.map(|(logprob, _)| finite(logprob)));
+        let top = scored.map(|(logprob, top)| TopLogprobs::new(tokenizer, top, (token, logprob)));
+        self.top_logprobs.push(top);
     }
 }
 
@@ -111,7 +149,7 @@ impl ChatLogprobs {
     }
 }
 
-fn finite(logprob: f32) -> f32 {
+pub(crate) fn finite(logprob: f32) -> f32 {
     logprob.max(LOWEST)
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod embeddings;
 mod logprobs;
 mod messages;
 pub(crate) mod models;
+mod prompt_logprobs;
 mod response;
 pub(crate) mod responses;
 mod tool_fields;

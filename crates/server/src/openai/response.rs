@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::prompt_logprobs::PromptLogprobs;
 use crate::error::ApiError;
 use crate::generation::Finish;
 use crate::random::random_id;
@@ -145,6 +146,7 @@ impl ResponseHead {
             system_fingerprint: &self.system_fingerprint,
             choices,
             usage,
+            prompt_logprobs: None,
         }
     }
 }
@@ -160,6 +162,9 @@ pub(crate) struct Envelope<'a, C> {
     choices: Vec<C>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
+    /// Of a chat's prompt, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// Why a choice ended, in OpenAI's and vLLM's words.

@@ -87,6 +87,10 @@ pub(crate) struct SequenceTemplate {
     service: Service,
     cache_salt: Option<String>,
     pub(crate) text: TextOptions,
+    /// How many of the likeliest tokens are told at each place of the prompt; `None`: nothing is.
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// Whether what is generated is not told: only the prompt is of interest.
+    pub(crate) discards_output: bool,
     /// What the output must be; `None`: anything.
     pub(crate) grammar: Option<SharedGrammar>,
 }
@@ -171,8 +175,17 @@ impl SamplingFields {
         };
         let seed = self.seed.map(i64::cast_unsigned);
         let (length, cache_salt) = (around.length, resolve_salt(self.cache_salt)?);
-        let grammar = None;
-        Ok(SequenceTemplate { sampling, seed, length, service, cache_salt, text, grammar })
+        Ok(SequenceTemplate {
+            sampling,
+            seed,
+            length,
+            service,
+            cache_salt,
+            text,
+            prompt_logprobs: None,
+            discards_output: false,
+            grammar: None,
+        })
     }
 }
 
@@ -239,14 +252,16 @@ impl SequenceTemplate {
             stop_token_ids: self.text.stop_token_ids.clone(),
             sampling: SamplingParams { seed, ..self.sampling.clone() },
             grammar: self.grammar.clone(),
-            pools: false,
+            pooling: None,
+            prompt_logprobs: self.prompt_logprobs,
             priority: self.service.priority,
             tenant: self.service.tenant.clone(),
             timeout: self.service.timeout,
             cache_salt: self.cache_salt.clone(),
             shares_prompt_of: None,
         };
-        SequenceSpec { request, text: self.text.clone() }
+        let discards_output = self.discards_output;
+        SequenceSpec { request, text: self.text.clone(), discards_output }
     }
 }
 

@@ -90,6 +90,7 @@ impl TokenSink for Client {
     fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
         let mut received = self.received();
         match update {
+            Update::Prompt(_) => Ok(()),
             Update::Token(update) => {
                 received.num_shared = update.num_cached_tokens;
                 received.take_token(update.token)

@@ -166,6 +166,7 @@ impl TokenSink for Stopwatch {
         let now = self.clock.now().saturating_sub(self.start).as_secs_f64();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         match update {
+            Update::Prompt(_) => {}
             Update::Token(_) => seen.served.tokens_s.push(now),
             Update::Finished(reason) => seen.finish = Some(reason),
         }
