@@ -23,7 +23,9 @@ fn of_field(name: &str, kind: Kind, state: &ServerState) -> Option<Value> {
         ("dry_multiplier", Kind::Number) => json!({"minimum": 0}),
         ("top_k" | "dry_penalty_last_n", Kind::Integer) => json!({"minimum": -1}),
         ("n" | "best_of", Kind::Integer) => json!({"minimum": 1, "maximum": 128}),
-        ("logprobs" | "top_logprobs" | "prompt_logprobs", Kind::Integer) => json!({"minimum": 0, "maximum": 20}),
+        ("logprobs" | "top_logprobs" | "prompt_logprobs", Kind::Integer) => {
+            json!({"minimum": 0, "maximum": 20})
+        }
         ("max_tokens" | "max_completion_tokens" | "max_output_tokens", Kind::Integer) => {
             json!({"minimum": 1, "maximum": longest})
         }
