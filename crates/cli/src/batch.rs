@@ -18,7 +18,7 @@ const MAX_AT_ONCE: usize = 1024;
 /// Places in the engine's queue: those lines may have several outputs each.
 const MAX_QUEUE: usize = 32 * MAX_AT_ONCE;
 
-pub(crate) fn batch(args: BatchArgs) -> Result<()> {
+pub(crate) fn batch(args: &BatchArgs) -> Result<()> {
     // Before the model is loaded: a wrong name should not cost minutes.
     ensure!(args.input.is_file(), "{}: there is no such file", args.input.display());
     let is_watched = is_watched(args.engine.no_progress);
@@ -35,7 +35,7 @@ pub(crate) fn batch(args: BatchArgs) -> Result<()> {
     config.orders_by_priority = args.policy.scheduling_policy == OrderChoice::Priority;
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let answered = runtime.block_on(answer_all(&args, &running, config));
+    let answered = runtime.block_on(answer_all(args, &running, config));
     // Requests whose answers nobody waits for are aborted.
     runtime.shutdown_background();
     answered.and(running.stop())

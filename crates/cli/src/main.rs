@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::serve(*args),
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::chat(args),
-        Command::Batch(args) => batch::batch(args),
+        Command::Batch(args) => batch::batch(&args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Bench(args) => bench::bench(&args.command),
         Command::Replay(args) => replay::replay(&args),

@@ -4,8 +4,8 @@
 //! side), [`engine`] (the loop), [`io_slot`] and [`staging`] (how a batch gets to the device),
 //! [`runner`] (what the device then runs), [`grammar`], [`grammar_workers`], [`history`] and
 //! [`late`] (what an output may be), [`probes`] (what is asked of prompts), [`trace`] and
-//! [`memory_stats`] (when all that happened, and what became of memory), [`black_box`] (what is left
-//! when it fails).
+//! [`memory_stats`] (when all that happened, and what became of memory), [`black_box`] (what is
+//! left when it fails).
 //!
 //! Invariant: one thread owns scheduler, IO slots and streams; nothing is locked.
 //! Invariant: no text, no JSON, no async here.

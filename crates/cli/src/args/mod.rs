@@ -120,7 +120,7 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Answer a file of requests, in the form of OpenAI's batches
     #[command(after_help = batch::EXAMPLES)]
-    Batch(BatchArgs),
+    Batch(Box<BatchArgs>),
     /// Say what was found and check that it computes what it should
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
