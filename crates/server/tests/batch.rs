@@ -1,5 +1,7 @@
 //! Batch files: every line answered once, whatever is wrong with some and whenever a run is ended.
 
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
+
 mod common;
 
 use std::collections::BTreeMap;
