@@ -640,6 +640,7 @@ DEVICE void merge_softmax(const Params& p, u32 first_cta, u32 last_cta, Meeting&
 DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_cta,
                   Meeting& meeting) {
     constexpr u32 DIMS = (HEAD_DIM + THREADS - 1) / THREADS, AT_ONCE = THREADS / HEADS;
+    constexpr u32 UNDER_WAY = DIMS < 4 ? 4 / DIMS : 1; // Pieces whose reads are.
     merge_softmax(p, first_cta, last_cta, meeting);
     u32 head = threadIdx.x % HEADS;
     float greatest = meeting.softmax[0][head][0], denominator = meeting.softmax[0][head][1];
@@ -656,7 +657,7 @@ DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_c
         factors[threadIdx.x] = factor / denominator;
         __syncthreads();
         u32 count = min(AT_ONCE, last_cta + 1 - first);
-#pragma unroll 4
+#pragma unroll UNDER_WAY
         for (u32 i = 0; i < count; i++) {
             const float* from = slot_of(p, first + i, first_cta);
 #pragma unroll
@@ -797,6 +798,8 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
 // Left to itself the compiler spills here to keep registers for a block more.
 #if HEAD_DIM == 64
 #define BOUNDS __launch_bounds__(THREADS, 512 / THREADS)
+#elif __CUDA_ARCH__ < 900
+#define BOUNDS __launch_bounds__(THREADS, 2)
 #else
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
