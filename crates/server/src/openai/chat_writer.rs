@@ -14,6 +14,7 @@ use crate::text_stream::TextOptions;
 use crate::usage::TokenCounts;
 
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatChoice")]
 pub(crate) struct WholeChoice {
     index: usize,
     message: AssistantMessage,
@@ -52,6 +53,7 @@ struct FunctionCall {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatChunkChoice")]
 pub(crate) struct ChunkChoice {
     index: usize,
     delta: MessageDelta,

@@ -153,6 +153,7 @@ impl ResponseHead {
 
 /// The outer object of every response and chunk.
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "AnswerOf{C}")]
 pub(crate) struct Envelope<'a, C> {
     id: &'a str,
     object: &'static str,

@@ -98,11 +98,10 @@ impl Operation {
             "required": ["data"],
             "properties": {
                 "event": {"type": "string"},
-                "data": {
-                    "type": "string",
-                    "contentMediaType": "application/json",
-                    "contentSchema": data,
-                },
+                "data": {"type": "string", "anyOf": [
+                    {"const": "[DONE]"},
+                    {"contentMediaType": "application/json", "contentSchema": data},
+                ]},
             },
         });
         self.answers("text/event-stream", event)

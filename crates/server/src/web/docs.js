@@ -44,7 +44,8 @@ function limits(schema) {
     .map(([key, word]) => `${word} ${schema[key]}`).join(", ");
 }
 
-function fieldRow(name, schema, required) {
+function fieldRow(name, described, required) {
+  const schema = described === true ? {} : described;
   const note = [limits(schema), schema.description].filter(Boolean).join(". ");
   return make("tr", {},
     make("td", {}, make("code", {}, name), required ? " (required)" : ""),
