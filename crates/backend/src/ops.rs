@@ -103,6 +103,35 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Runs `read` on host memory that no enqueued copy is writing.
     fn read_host<R>(&self, buffer: &Self::HostBuffer, read: impl FnOnce(&[u32]) -> R) -> R;
 
+    /// Copies the words from `start` on out of host memory of which enqueued moves may be using
+    /// other parts.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    fn read_host_part(
+        &self,
+        buffer: &Self::HostBuffer,
+        start: usize,
+        words: &mut [u32],
+    ) -> Result<(), BackendError> {
+        let _ = (buffer, start, words);
+        Err(BackendError::Unsupported(format!("{}: no parts of memory", self.description())))
+    }
+
+    /// The other way round.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    fn write_host_part(
+        &self,
+        buffer: &Self::HostBuffer,
+        start: usize,
+        words: &[u32],
+    ) -> Result<(), BackendError> {
+        let _ = (buffer, start, words);
+        Err(BackendError::Unsupported(format!("{}: no parts of memory", self.description())))
+    }
+
     // --- streams and events ---
 
     /// A new stream; `name` is its thread or profiler name.

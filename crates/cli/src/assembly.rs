@@ -1,12 +1,15 @@
 //! A device, a model and a configuration to an engine.
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
 use inflight_backend::{Backend, CpuBackend, KvDtype, WeightPrecision};
-use inflight_engine::{Engine, EngineConfig, EngineHandle};
+use inflight_engine::{CacheFileOptions, Engine, EngineConfig, EngineHandle};
 use inflight_model::{Decoder, ModelFiles};
 use inflight_server::KvCapacity;
 
 use crate::args::EngineArgs;
+use crate::cache_file::resolve_cache_file;
 use crate::device::Chosen;
 use crate::kv_capacity::kv_capacities;
 use crate::memory::{self, Fitted};
@@ -17,6 +20,8 @@ use crate::summary::{Parts, Summary};
 /// A model, still in its files.
 pub(crate) struct Model<'a> {
     pub(crate) name: &'a str,
+    /// Where they lie; `None` for experiments, which may have none.
+    pub(crate) path: Option<&'a Path>,
     pub(crate) files: &'a ModelFiles,
 }
 
@@ -58,10 +63,11 @@ pub(crate) fn with_engine<U: UseEngine>(
                 (WeightPrecision::Native, Some(_)) => "those of layers in fp8 as bf16",
                 (WeightPrecision::F32, _) => "expanded to f32",
             };
+            let cache_file = resolve_cache_file(args, model, &resolved.cpu, &engine)?;
             let backend = CpuBackend::new(resolved.cpu)?;
             let available = usize::try_from(machine.memory_bytes).unwrap_or(usize::MAX);
             let (max_model_len, kv_dtypes) = (engine.max_model_len, KV_DTYPES_ON_CPUS);
-            let plan = Plan { weights, max_model_len, kv_dtypes, no_progress };
+            let plan = Plan { weights, max_model_len, kv_dtypes, cache_file, no_progress };
             let fit = |backend: &CpuBackend, decoder: &Decoder<CpuBackend>| {
                 let bytes = (decoder.matrix_bytes(backend), available);
                 Ok(memory::on_cpu(engine, config, kv_dtype, bytes))
@@ -69,6 +75,7 @@ pub(crate) fn with_engine<U: UseEngine>(
             user.use_engine(assemble(&backend, model, &plan, fit)?)
         }
         Chosen::Cuda(backend) => {
+            ensure!(args.memory.cache_file.is_none(), "--cache-file is for CPUs (see --device)");
             let resolved = resolve_on_gpu(args, workload, config)?;
             let max_model_len = resolved.engine.max_model_len;
             let weights = match config.fp8_weights {
@@ -76,7 +83,7 @@ pub(crate) fn with_engine<U: UseEngine>(
                 Some(_) => "those of layers as fp8, others as bf16",
             };
             let kv_dtypes = KV_DTYPES_ON_GPUS;
-            let plan = Plan { weights, max_model_len, kv_dtypes, no_progress };
+            let plan = Plan { weights, max_model_len, kv_dtypes, cache_file: None, no_progress };
             let fit = |backend: &_, _: &_| memory::on_gpu(backend, config, &resolved);
             user.use_engine(assemble(backend, model, &plan, fit)?)
         }
@@ -90,6 +97,8 @@ struct Plan {
     max_model_len: usize,
     /// Types that the KV cache's numbers may have.
     kv_dtypes: &'static [KvDtype],
+    /// Where cold prefixes are kept, too.
+    cache_file: Option<CacheFileOptions>,
     no_progress: bool,
 }
 
@@ -124,7 +133,10 @@ fn assemble<B: Backend>(
         memory,
     });
     let waiting = Waiting::new("allocating memory", plan.no_progress);
-    let (engine, handle) = Engine::new(backend.clone(), decoder, engine_config.clone())?;
+    let (mut engine, handle) = Engine::new(backend.clone(), decoder, engine_config.clone())?;
     waiting.finish();
+    if let Some(options) = &plan.cache_file {
+        engine.keep_in_file(options)?;
+    }
     Ok(Assembled { engine, handle, config: engine_config, device, summary, kv_capacities })
 }

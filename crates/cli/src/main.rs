@@ -21,6 +21,7 @@ mod args;
 mod assembly;
 mod batch;
 mod bench;
+mod cache_file;
 mod chat;
 mod device;
 mod doctor;

@@ -45,7 +45,7 @@ pub(crate) fn start(
     let files = quantized(open(model, args)?, args);
     let tokenizer = Arc::new(load_tokenizer(&files)?);
     let device = choose(args.device, resolve_gpu_use(args))?;
-    let model = Model { name: &model.name, files: &files };
+    let model = Model { name: &model.name, path: Some(&model.path), files: &files };
     with_engine(&device, &model, args, workload, Start { tokenizer, policy, trace })
 }
 

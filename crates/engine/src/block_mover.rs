@@ -38,6 +38,30 @@ impl<B: Backend> BlockMover<B> {
         self.kv.block_bytes()
     }
 
+    /// Words of a block of the host that no enqueued move writes.
+    pub(crate) fn read_host_block(
+        &self,
+        backend: &B,
+        block: HostBlockId,
+    ) -> Result<Vec<u32>, BackendError> {
+        let num_words = self.kv.block_bytes() / 4;
+        let mut words = vec![0; num_words];
+        let host = self.swap_space.as_ref().expect("there is a block of the host");
+        backend.read_host_part(host, block.0 as usize * num_words, &mut words)?;
+        Ok(words)
+    }
+
+    /// Fills a block of the host that no enqueued move uses.
+    pub(crate) fn write_host_block(
+        &self,
+        backend: &B,
+        block: HostBlockId,
+        words: &[u32],
+    ) -> Result<(), BackendError> {
+        let host = self.swap_space.as_ref().expect("there is a block of the host");
+        backend.write_host_part(host, block.0 as usize * words.len(), words)
+    }
+
     /// Enqueues what a batch copies on the device.
     pub(crate) fn copy(
         &mut self,

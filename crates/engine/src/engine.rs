@@ -26,6 +26,7 @@ use crate::{
     RequestId, StepRecord,
     black_box::BlackBox,
     block_mover::{BlockMover, CostMeter},
+    file_tier::FileTier,
     grammar_workers::GrammarWorkers,
     handle::{Command, Submission},
     io_slot::{IoSlotId, IoSlots},
@@ -39,16 +40,17 @@ use crate::{
 
 /// Sole owner of scheduler, IO slots and streams. Nothing is locked.
 pub struct Engine<B: Backend> {
-    backend: B,
+    pub(crate) backend: B,
     config: EngineConfig,
     inbox: Receiver<Command>,
     draining: bool,
-    scheduler: BlackBox,
+    pub(crate) scheduler: BlackBox,
     requests: LiveRequests,
     grammars: GrammarWorkers,
     runner: ModelRunner<B>,
-    mover: BlockMover<B>,
+    pub(crate) mover: BlockMover<B>,
     costs: CostMeter,
+    pub(crate) files: Option<FileTier>,
     streams: Streams<B>,
     io: IoSlots<B>,
     /// Launched and not yet collected, oldest first: at most two.
@@ -129,6 +131,7 @@ impl<B: Backend> Engine<B> {
         let mut engine = Self {
             mover: BlockMover::new(&backend, kv, config.memory.num_swap_blocks)?,
             costs: CostMeter::default(),
+            files: None,
             grammars: GrammarWorkers::start(model.vocab_size)?,
             runner,
             io: IoSlots::new(&backend, &config, &model)?,
@@ -179,9 +182,9 @@ impl<B: Backend> Engine<B> {
 
     fn serve(&mut self) -> Result<(), EngineError> {
         loop {
-            if self.is_idle() {
+            if self.is_idle() && !self.scheduler.has_cold_blocks() {
                 if self.draining {
-                    return Ok(());
+                    return Ok(while self.write_files()? {});
                 }
                 match self.next_command()? {
                     Some(command) => self.apply(command),
@@ -200,7 +203,7 @@ impl<B: Backend> Engine<B> {
                 Err(TryRecvError::Disconnected) => return Ok(None),
                 Err(TryRecvError::Empty) => {}
             }
-            if !self.prepare_next()? {
+            if !self.prepare_next()? && !self.write_files()? {
                 return Ok(self.inbox.recv().ok());
             }
         }
@@ -229,6 +232,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`EngineError::Backend`] if the device is lost: [`Engine::fail`] is to follow.
     pub fn step(&mut self) -> Result<(), EngineError> {
+        self.exchange_files(false)?;
         let ((), admit) = self.timed(Self::admit);
         let (batch, plan) = self.timed(|engine| engine.scheduler.plan());
         let decision = *self.scheduler.decision();
@@ -240,7 +244,8 @@ impl<B: Backend> Engine<B> {
             keep = usize::from(self.config.overlap); // overlap off: the same loop, depth one
         } else {
             let stuck = self.in_flight.is_empty() && !self.scheduler.is_idle();
-            assert!(!stuck, "the scheduler has work that it can never plan");
+            assert!(!stuck || self.scheduler.waits_for_file(), "work that can never be planned");
+            self.exchange_files(stuck)?;
         }
         self.draw_if_due()?;
         while self.in_flight.len() > keep {
@@ -505,8 +510,6 @@ impl<B: Backend> Engine<B> {
     }
 
     fn publish_stats(&self) {
-        self.stats.publish(&self.scheduler);
-        let num_steps = self.stats.num_steps.load(Ordering::Relaxed);
-        self.stats.memory.publish(&self.scheduler, self.mover.num_moved, num_steps);
+        self.stats.publish(&self.scheduler, self.mover.num_moved);
     }
 }

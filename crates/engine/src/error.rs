@@ -13,6 +13,14 @@ pub enum EngineError {
     /// The limits do not work together.
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),
+    /// The file for cold prefixes cannot be used.
+    #[error("cache file {}: {reason}", path.display())]
+    CacheFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// No threads to follow grammars on.
     #[error("a thread cannot be started: {0}")]
     Thread(#[from] std::io::Error),

@@ -177,8 +177,8 @@ impl EngineStats {
         self.progress_ms.fetch_max(now_ms, Ordering::Relaxed);
     }
 
-    /// Notes the scheduler's figures.
-    pub(crate) fn publish(&self, scheduler: &Scheduler) {
+    /// Takes over the scheduler's figures; `moved` are blocks moved to the host and from it.
+    pub(crate) fn publish(&self, scheduler: &Scheduler, moved: [u64; 2]) {
         let set = |cell: &AtomicUsize, value| cell.store(value, Ordering::Relaxed);
         set(&self.num_running, scheduler.num_running());
         set(&self.num_waiting, scheduler.num_waiting());
@@ -188,6 +188,7 @@ impl EngineStats {
         set(&self.num_free_swap_blocks, scheduler.num_free_swap_blocks());
         self.num_preemptions.store(scheduler.num_preemptions(), Ordering::Relaxed);
         self.num_swaps.store(scheduler.num_swaps(), Ordering::Relaxed);
+        self.memory.publish(scheduler, moved, self.num_steps.load(Ordering::Relaxed));
     }
 
     fn since_progress(&self) -> Duration {

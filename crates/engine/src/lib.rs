@@ -13,9 +13,11 @@
 
 mod black_box;
 mod block_mover;
+mod cache_file;
 mod config;
 mod engine;
 mod error;
+mod file_tier;
 mod grammar;
 mod grammar_workers;
 mod handle;
@@ -33,6 +35,7 @@ mod trace;
 mod update;
 
 pub use black_box::OnFailure;
+pub use cache_file::CacheFileOptions;
 pub use config::EngineConfig;
 pub use engine::Engine;
 pub use error::EngineError;

@@ -23,6 +23,10 @@ pub struct MemoryStats {
     pub num_kept: AtomicU64,
     /// Blocks that prompts began with and that came from the host.
     pub num_fetched: AtomicU64,
+    /// Blocks of prefixes that the file has.
+    pub num_file_blocks: AtomicU64,
+    /// Blocks that came to the host from the file.
+    pub num_read: AtomicU64,
     /// Blocks of prefixes that were evicted from the device.
     pub num_evicted: AtomicU64,
     /// Those of them of which no copy had been made.
@@ -42,12 +46,14 @@ impl MemoryStats {
 
     /// Takes over the scheduler's figures; `moved` are blocks moved to the host and from it.
     pub(crate) fn publish(&self, scheduler: &Scheduler, moved: [u64; 2], num_steps: u64) {
-        let HostPrefixes { num_blocks, num_kept, num_fetched, num_evicted, num_lost } =
+        let HostPrefixes { num_blocks, num_kept, num_fetched, num_read, num_evicted, num_lost } =
             scheduler.host_prefixes();
         self.num_host_prefix_blocks.store(num_blocks, Ordering::Relaxed);
         for (cell, count) in [
             (&self.num_kept, num_kept),
             (&self.num_fetched, num_fetched),
+            (&self.num_read, num_read),
+            (&self.num_file_blocks, scheduler.num_file_blocks() as u64),
             (&self.num_evicted, num_evicted),
             (&self.num_lost, num_lost),
             (&self.num_moved_out, moved[0]),

@@ -138,6 +138,12 @@ impl KvCache {
         self.prefixes.as_mut()?.offer()
     }
 
+    /// Whether there are cached blocks that were not offered yet.
+    #[must_use]
+    pub fn has_more_to_offer(&self) -> bool {
+        self.prefixes.as_ref().is_some_and(|prefixes| prefixes.num_offered() < self.num_cached())
+    }
+
     /// Number of blocks that can be given without losing what was not offered: free ones, and
     /// cached ones that were.
     #[must_use]

@@ -156,6 +156,25 @@ impl SwapSpace {
         }
     }
 
+    /// Fills a kept block that no move has a reference to.
+    pub fn fill_alone(&mut self, block: HostBlockId) {
+        self.retain(block);
+        self.fill(block);
+        self.free(block);
+    }
+
+    /// Gives a kept block up that was not filled and that no move has a reference to.
+    pub fn discard(&mut self, block: HostBlockId) {
+        self.forget(block);
+        self.free(block);
+    }
+
+    /// What a block keeps.
+    #[must_use]
+    pub fn name(&self, block: HostBlockId) -> Option<BlockName> {
+        self.kept[block.0 as usize].map(|kept| kept.name)
+    }
+
     /// What there is of a block's content.
     #[must_use]
     pub fn find(&self, name: &BlockName) -> OnHost {
@@ -273,6 +292,18 @@ mod tests {
         // A sequence takes what it needs.
         assert_eq!(space.allocate(2), Some(vec![blocks[0], blocks[1]]));
         assert_eq!((space.num_kept(), space.check_integrity()), (1, Ok(())));
+    }
+
+    #[test]
+    fn what_comes_from_elsewhere_is_kept_or_given_up() {
+        let mut space = SwapSpace::new(2);
+        let (good, bad) = (space.keep(name(1)).unwrap(), space.keep(name(2)).unwrap());
+        assert_eq!(space.num_available(), 0, "nobody takes what is being filled");
+        space.fill_alone(good);
+        space.discard(bad);
+        assert_eq!((space.find(&name(1)), space.name(good)), (OnHost::Kept(good), Some(name(1))));
+        assert_eq!((space.find(&name(2)), space.num_available()), (OnHost::Missing, 2));
+        assert_eq!(space.check_integrity(), Ok(()));
     }
 
     #[test]

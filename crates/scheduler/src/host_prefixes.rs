@@ -31,6 +31,8 @@ pub struct HostPrefixes {
     pub num_kept: u64,
     /// Blocks that prompts began with and that came from the host.
     pub num_fetched: u64,
+    /// Blocks that came to the host from a file.
+    pub num_read: u64,
     /// Blocks of the prefix cache that were evicted from the device.
     pub num_evicted: u64,
     /// Those of them of which no copy had been made.
@@ -43,13 +45,15 @@ const MOST_KNOWN: usize = 8;
 
 impl Scheduler {
     /// Begins to copy cold blocks to the host, until those that can go without loss are half of the
-    /// pool or a quarter of what the host has, whichever is less.
+    /// pool or a quarter of what the host has, whichever is less; all there are, where a file is to
+    /// have them.
     pub(crate) fn keep_cold_prefixes(&mut self) {
         let memory = &self.config.memory;
         if !memory.keeps_cold_prefixes {
             return;
         }
         let enough = (self.config.num_blocks / 2).min(memory.num_swap_blocks / 4).max(1);
+        let enough = if self.keeps_all() { usize::MAX } else { enough };
         let mut quota = memory.max_moved_blocks.saturating_sub(self.moves.num_to_leave());
         let mut num_offers = MOST_KNOWN * quota;
         while quota > 0
@@ -102,14 +106,14 @@ impl Scheduler {
         costs.fetch_is_faster(num_blocks, steps, num_blocks * self.config.block_size)
     }
 
-    /// Most blocks that the next batch moves from the host: what takes half of a step, as both were
-    /// measured, so that the inputs of the batch behind it are not late.
+    /// Most blocks that the next batch moves from the host: what takes nine tenths of a step, as
+    /// both were measured, so that the inputs of the batch behind it are not late.
     pub(crate) fn most_moved_in(&self) -> usize {
         let least = self.config.memory.max_moved_blocks.max(1);
         let (Some(costs), Some(step_s)) = (self.costs, self.control.mean_step_s()) else {
             return least;
         };
-        let hidden = 0.5 * step_s * 1e9 / costs.swap_in_ns.max(1) as f64;
+        let hidden = 0.9 * step_s * 1e9 / costs.swap_in_ns.max(1) as f64;
         (hidden as usize).clamp(least, MOST_HIDDEN * least)
     }
 }

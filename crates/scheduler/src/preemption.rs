@@ -143,6 +143,9 @@ impl Scheduler {
         let memory = (&mut self.cache, &mut self.swap);
         let moves = self.moves.collect(batch.number, memory);
         for block in moves.swap_out {
+            if block.sequence().is_none() {
+                self.write_later(block.host);
+            }
             let sequence = block.sequence().and_then(|id| self.sequences.get_mut(&id));
             if let Some(swapped) = sequence.and_then(|sequence| sequence.swapped.as_mut()) {
                 swapped.num_leaving -= 1;

@@ -51,7 +51,14 @@ impl Scheduler {
         if leader.is_some_and(is_computing) {
             return true;
         }
-        if self.announced.is_empty() || sequence.probes_prompt {
+        if sequence.probes_prompt {
+            return false;
+        }
+        if self.waits_for_file() && self.waits_for_host(sequence, self.find_prefix(sequence).len())
+        {
+            return true;
+        }
+        if self.announced.is_empty() {
             return false;
         }
         let is_announced = |hash: &BlockHash| self.announced.contains_key(hash);

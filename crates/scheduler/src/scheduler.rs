@@ -6,6 +6,7 @@ use std::time::Duration;
 use inflight_kv_cache::{BlockHash, BlockTable, KvCache, SwapSpace, blocks_for};
 
 use crate::batch::Batch;
+use crate::file_prefixes::FilePrefixes;
 use crate::id_map::IdMap;
 use crate::lapse::Lapses;
 use crate::latency::LatencyControl;
@@ -61,6 +62,7 @@ pub struct Scheduler {
     pub(crate) num_preemptions: u64,
     pub(crate) num_swaps: u64,
     pub(crate) host: HostPrefixes,
+    pub(crate) file: FilePrefixes,
 }
 
 impl Scheduler {
@@ -98,6 +100,7 @@ impl Scheduler {
             launched: 0,
             num_preemptions: 0,
             host: HostPrefixes::default(),
+            file: FilePrefixes::default(),
         })
     }
 
@@ -196,6 +199,7 @@ impl Scheduler {
         let previous = self.sequences.insert(id, sequence);
         assert!(previous.is_none(), "sequence {id} was added twice");
         self.watch_lapses(id);
+        self.prefetch(id);
         Ok(())
     }
 

@@ -180,6 +180,28 @@ impl Backend for CpuBackend {
         read(&host.0.read::<u32>())
     }
 
+    fn read_host_part(
+        &self,
+        CpuHostBuffer(host): &CpuHostBuffer,
+        start: usize,
+        words: &mut [u32],
+    ) -> Result<(), BackendError> {
+        let _turn = host.take_turns();
+        words.copy_from_slice(&host.read::<u32>()[start..start + words.len()]);
+        Ok(())
+    }
+
+    fn write_host_part(
+        &self,
+        CpuHostBuffer(host): &CpuHostBuffer,
+        start: usize,
+        words: &[u32],
+    ) -> Result<(), BackendError> {
+        let _turn = host.take_turns();
+        host.write::<u32>()[start..start + words.len()].copy_from_slice(words);
+        Ok(())
+    }
+
     fn create_stream(&self, name: &'static str) -> Result<CpuStream, BackendError> {
         CpuStream::spawn(name, self.device.fault.clone())
     }

@@ -1,5 +1,7 @@
 //! How the KV cache's memory is used.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use inflight_engine::Preemption;
 
@@ -31,6 +33,15 @@ pub(crate) struct MemoryArgs {
     /// as what is left of --swap-space serves this [default: 0, none is kept]
     #[arg(long, value_name = "GIB", allow_negative_numbers = true)]
     pub(crate) host_cache: Option<f64>,
+
+    /// File for what the host keeps, so that it survives restarts; on CPUs only, needs
+    /// --host-cache. Bad blocks are dropped; nothing is synced before the server ends in order
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cache_file: Option<PathBuf>,
+
+    /// Most GiB of --cache-file; the least recently used goes first
+    #[arg(long, default_value_t = 4.0, value_name = "GIB", allow_negative_numbers = true)]
+    pub(crate) cache_file_size: f64,
 }
 
 impl MemoryArgs {

@@ -48,7 +48,7 @@ pub(super) fn bench_batching(args: &BatchingArgs) -> Result<()> {
     }
     let outputs = Outputs::create(&args.files)?;
     let workload = Workload { num_requests: None, max_queue: MAX_QUEUE, overlap: true };
-    let model = Model { name: &name, files: &files };
+    let model = Model { name: &name, path: None, files: &files };
     let run = RunExperiments { args, sizes, name: &name };
     let figures = with_engine(&device, &model, &engine_args, workload, run)?;
     outputs.write(|| Ok(figures.clone()), || batching_plots::sheet(&figures))

@@ -25,7 +25,7 @@ pub(super) fn bench_chats(args: &ChatsArgs) -> Result<()> {
     let max_model_len = engine_args.max_model_len.map_or(longest, |len| len.get());
     engine_args.max_model_len = Some(max_model_len.max(longest).try_into()?);
     let device = choose(engine_args.device, resolve_gpu_use(&engine_args))?;
-    let model = Model { name: &name, files: &files };
+    let model = Model { name: &name, path: None, files: &files };
     let workload = Workload::serving(args.streams + 64, true);
     with_engine(&device, &model, &engine_args, workload, Measure { args, name: &name })
 }

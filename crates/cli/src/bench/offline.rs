@@ -114,7 +114,7 @@ impl<'a> Experiment<'a> {
         // One request more holds the others back until all are there.
         let workload =
             Workload { num_requests: Some(num_requests), max_queue: num_requests + 1, overlap };
-        let model = Model { name: &self.name, files: &self.files };
+        let model = Model { name: &self.name, path: None, files: &self.files };
         let no_progress = self.engine_args.no_progress;
         let policy = &self.args.policy;
         let measure = Measure { workload: &self.workload, policy, no_progress };

@@ -104,6 +104,13 @@ impl Recorded {
         }
     }
 
+    /// The scheduler, to be told of a file's blocks. What a file has is not kept, so from here on
+    /// the record can be looked at, but not done again.
+    pub fn with_file(&mut self) -> &mut Scheduler {
+        self.is_whole = false;
+        &mut self.scheduler
+    }
+
     /// [`Scheduler::set_policy`].
     ///
     /// # Errors

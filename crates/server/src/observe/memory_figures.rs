@@ -70,6 +70,10 @@ pub(super) fn memory_figures(out: &mut Exposition, stats: &EngineStats, fits: &[
     ] {
         out.counter(name, help, count(cell));
     }
+    let help = "Blocks of prefixes in the cache file.";
+    out.gauge("inflight_file_prefix_blocks", help, count(&memory.num_file_blocks));
+    let help = "Blocks read from the cache file.";
+    out.counter("inflight_file_read_blocks_total", help, count(&memory.num_read));
     let bytes = size(&memory.block_bytes);
     let moved = [("out", &memory.num_moved_out), ("in", &memory.num_moved_in)];
     let moved = moved.map(|(way, blocks)| (way, bytes * count(blocks)));
