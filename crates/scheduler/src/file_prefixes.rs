@@ -1,5 +1,5 @@
-//! A file as the prefix cache's third tier, as far as it is book-keeping: which blocks it has, which
-//! are to be read ahead of need, which are to be written.
+//! A file as the prefix cache's third tier, as far as it is book-keeping: which blocks it has,
+//! which are to be read ahead of need, which are to be written.
 //!
 //! ```text
 //!   host kept ──► to write ──(engine, in the background)──► file has it

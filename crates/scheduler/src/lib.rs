@@ -22,8 +22,8 @@
 //! [`SequenceSpec`] is what a caller asks for, [`Batch`] and [`Row`] are the answer, [`Decision`]
 //! says why. [`Scheduler`] does the work: `queue.rs` says who is next, `tenant.rs` what each tenant
 //! had, `plan.rs` chooses rows, `prompt_share.rs` their lengths, `admission.rs` and `gate.rs` who
-//! joins, `preemption.rs` and `way.rs` who gives way, `host_prefixes.rs` and `file_prefixes.rs` what
-//! the host and a file keep, `commit.rs` takes results, `lapse.rs` ends what is late,
+//! joins, `preemption.rs` and `way.rs` who gives way, `host_prefixes.rs` and `file_prefixes.rs`
+//! what the host and a file keep, `commit.rs` takes results, `lapse.rs` ends what is late,
 //! `latency.rs` and `step_model.rs` keep steps short, `integrity.rs` checks it all.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
