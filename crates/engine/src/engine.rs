@@ -184,7 +184,8 @@ impl<B: Backend> Engine<B> {
         loop {
             if self.is_idle() && !self.scheduler.has_cold_blocks() {
                 if self.draining {
-                    return Ok(while self.write_files()? {});
+                    while self.write_files()? {}
+                    return Ok(());
                 }
                 match self.next_command()? {
                     Some(command) => self.apply(command),
