@@ -61,7 +61,9 @@ impl Drop for TestPath {
 fn start(config: EngineConfig, path: &Path, max_bytes: u64) -> Running {
     let (mut engine, handle) = engine(config);
     let content = "the test's model".to_owned();
-    engine.keep_in_file(&CacheFileOptions { path: path.to_owned(), max_bytes, content }).unwrap();
+    engine
+        .keep_in_file(&CacheFileOptions { path: path.to_owned(), max_bytes, content })
+        .expect("usable");
     Running { handle, thread: std::thread::spawn(|| engine.run()) }
 }
 
