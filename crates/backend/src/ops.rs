@@ -54,6 +54,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     // --- memory ---
 
+    /// Allocations of device memory so far, where somebody counts them: for traces, since one in
+    /// the loop would make the device wait.
+    fn num_allocations(&self) -> u64 {
+        0
+    }
+
     /// Allocates `len` activations of [`Backend::activation_dtype`], zeroed. `label` names it in
     /// messages.
     fn alloc_activations(

@@ -14,7 +14,7 @@ use crate::OfflineRun;
 pub const DEVICE_BUSY_DEFINITION: &str = "\
 union of the batches' compute intervals, each from an event on the compute stream before the \
 batch's first operation to one after its last, divided by the time from the first interval's \
-start to the last one's end";
+start to the last one's end; what a batch waited inside for a grammar is left out";
 
 /// What counts as waiting for the device.
 pub const WAITS_DEFINITION: &str = "\
@@ -115,7 +115,8 @@ impl Report {
     }
 }
 
-/// Union of the compute intervals, and the time from the first one's start to the last one's end.
+/// Union of the compute intervals but for what the device waited inside them, and the time from the
+/// first one's start to the last one's end.
 fn busy(steps: &[StepRecord]) -> (Duration, Duration) {
     let mut spans: Vec<Span> = steps.iter().map(|step| step.compute).collect();
     spans.sort_by_key(|span| span.start);
@@ -125,7 +126,8 @@ fn busy(steps: &[StepRecord]) -> (Duration, Duration) {
         union += span.end.saturating_sub(span.start.max(end));
         end = end.max(span.end);
     }
-    (union, end - first)
+    let stalled: Duration = steps.iter().map(|s| s.stalled.end - s.stalled.start).sum();
+    (union.saturating_sub(stalled), end - first)
 }
 
 fn num_waits(steps: &[StepRecord]) -> usize {
@@ -199,7 +201,7 @@ fn host_times(steps: &[StepRecord]) -> Vec<HostTime> {
 
 fn bubbles(steps: &[StepRecord]) -> BTreeMap<Cause, f64> {
     let (mut finder, mut sums) = (Bubbles::default(), BTreeMap::new());
-    for bubble in steps.iter().filter_map(|step| finder.before(step)) {
+    for bubble in steps.iter().flat_map(|step| finder.of(step)) {
         let time = bubble.span.end - bubble.span.start;
         *sums.entry(bubble.cause).or_default() += time.as_secs_f64();
     }

@@ -317,6 +317,7 @@ impl<B: Backend> Engine<B> {
         if let Err(error) = self.scheduler.add(sequence) {
             return submission.client.finish(FinishReason::Failed(error.to_string()));
         }
+        self.clock.note_accepted(submission.id, submitted);
         let request = LiveRequest {
             client: submission.client,
             sampling: spec.sampling,
@@ -358,7 +359,10 @@ impl<B: Backend> Engine<B> {
             if pools {
                 engine.enqueue_states(id, step)?;
             }
-            if is_drawn { engine.enqueue_draw(id, draw, &batch.moves) } else { Ok(()) }
+            if is_drawn {
+                return engine.enqueue_draw(id, draw, &batch.moves);
+            }
+            engine.backend.record(&engine.io.get(id).forward_done, &engine.streams.compute)
         });
         enqueued?;
         self.scheduler.advance(&batch); // lengths move now, token values in `collect`
@@ -366,6 +370,8 @@ impl<B: Backend> Engine<B> {
         (record.num_rows, record.num_tokens) = (step.num_rows, step.num_tokens);
         record.num_sampled = step.num_sampled;
         (record.stage, record.launch) = (stage, launch);
+        (record.launched_as, record.allocated) = self.runner.last_launch();
+        self.clock.note_rows(&mut record, &batch);
         let computed = step.num_tokens as u64;
         self.stats.num_steps.fetch_add(1, Ordering::Relaxed);
         self.stats.note_progress();

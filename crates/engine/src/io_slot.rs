@@ -49,6 +49,8 @@ pub(crate) struct IoSlot<B: Backend> {
     pub(crate) h2d: Interval<B>,
     /// The late inputs were copied.
     pub(crate) late_ready: B::Event,
+    /// The forward pass of a batch that waits for late inputs was done; for traces.
+    pub(crate) forward_done: B::Event,
     pub(crate) compute: Interval<B>,
     pub(crate) d2h: Interval<B>,
     /// Blocks came from the host.
@@ -137,6 +139,7 @@ impl<B: Backend> IoSlot<B> {
             host_probe_states: backend.alloc_host("host_probe_states", num_probe_states)?,
             h2d: Interval::new(backend)?,
             late_ready: backend.create_event()?,
+            forward_done: backend.create_event()?,
             compute: Interval::new(backend)?,
             d2h: Interval::new(backend)?,
             swap_in: Interval::new(backend)?,

@@ -54,5 +54,5 @@ pub use request::{
     InvalidRequest, Pooling, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,
 };
 pub use snapshot::{EngineSnapshot, RequestSnapshot};
-pub use trace::{Span, StepRecord};
+pub use trace::{LaunchKind, RowKind, RowRecord, Span, StepRecord};
 pub use update::{FinishReason, PromptToken, SinkClosed, TokenSink, TokenUpdate, Update};

@@ -10,7 +10,7 @@ use inflight_backend::{
 use inflight_model::{Decoder, ForwardInputs, Scratch};
 
 use crate::{
-    EngineConfig,
+    EngineConfig, LaunchKind,
     io_slot::{IoSlot, IoSlotId, IoSlots},
     probes::Probing,
 };
@@ -33,6 +33,8 @@ pub(crate) struct ModelRunner<B: Backend> {
     graphs: HashMap<(IoSlotId, usize), Graph>,
     /// What to prepare while nobody asks for anything; the next one last.
     unprepared: Vec<(IoSlotId, Preparation)>,
+    /// How the latest forward pass was launched, and whether that allocated memory: for traces.
+    last_launch: (LaunchKind, bool),
 }
 
 /// A shape of step that the device can prepare for.
@@ -79,6 +81,7 @@ impl<B: Backend> ModelRunner<B> {
             output_rows: config.output_rows(),
             graphs: HashMap::new(),
             unprepared: Vec::new(),
+            last_launch: <_>::default(),
         })
     }
 
@@ -149,11 +152,27 @@ impl<B: Backend> ModelRunner<B> {
         if step.num_rows == 0 {
             return Ok(()); // the batch only moves blocks
         }
-        let Some(padded) = backend.padded_shape(step, self.capacity) else {
-            return self.carry_over_and_forward(backend, slots, step, compute);
+        let num_allocations = backend.num_allocations();
+        let kind = match backend.padded_shape(step, self.capacity) {
+            None => {
+                self.carry_over_and_forward(backend, slots, step, compute)?;
+                if self.graphs.is_empty() { LaunchKind::NoGraphs } else { LaunchKind::WithoutGraph }
+            }
+            Some(padded) => {
+                let num_graphs = self.graphs.len();
+                let graph = self.captured(backend, slots, padded, compute)?;
+                backend.replay(graph, compute)?;
+                let is_new = self.graphs.len() > num_graphs;
+                if is_new { LaunchKind::CapturedGraph } else { LaunchKind::Graph }
+            }
         };
-        let graph = self.captured(backend, slots, padded, compute)?;
-        backend.replay(graph, compute)
+        self.last_launch = (kind, backend.num_allocations() > num_allocations);
+        Ok(())
+    }
+
+    /// How the latest forward pass was launched, and whether that allocated memory.
+    pub(crate) fn last_launch(&self) -> (LaunchKind, bool) {
+        self.last_launch
     }
 
     /// The graph for a padded shape, captured now if it was not before.

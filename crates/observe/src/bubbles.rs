@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inflight_engine::{Span, StepRecord};
+use inflight_engine::{LaunchKind, Span, StepRecord};
 use serde::Serialize;
 
 /// What the device waited for.
@@ -21,6 +21,14 @@ pub enum Cause {
     HostStages,
     /// The host enqueued.
     HostLaunches,
+    /// The host enqueued operator by operator, as the step held prefill and so had no graph.
+    PrefillWithoutGraph,
+    /// The host captured a graph, as the step was the first of its size.
+    GraphCapture,
+    /// The host allocated memory of the device.
+    Allocation,
+    /// What rows under a grammar may draw was not known yet.
+    GrammarLate,
     /// The inputs were being copied.
     InputsLate,
     /// All was enqueued: what the device itself takes from one batch to the next.
@@ -37,6 +45,10 @@ impl Cause {
             Self::HostPlans => "host_plans",
             Self::HostStages => "host_stages",
             Self::HostLaunches => "host_launches",
+            Self::PrefillWithoutGraph => "prefill_without_graph",
+            Self::GraphCapture => "graph_capture",
+            Self::Allocation => "allocation",
+            Self::GrammarLate => "grammar_late",
             Self::InputsLate => "inputs_late",
             Self::Device => "device",
         }
@@ -51,16 +63,21 @@ impl Cause {
             Self::HostPlans => "host late: plans",
             Self::HostStages => "host late: stages",
             Self::HostLaunches => "host late: launches",
+            Self::PrefillWithoutGraph => "host late: launches prefill without a graph",
+            Self::GraphCapture => "host late: captures a graph",
+            Self::Allocation => "host late: allocates",
+            Self::GrammarLate => "grammar late",
             Self::InputsLate => "inputs late",
             Self::Device => "device: between batches",
         }
     }
 }
 
-/// A gap between the compute intervals of two batches.
+/// A gap between the compute intervals of two batches, or inside one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bubble {
-    /// From the end of one batch to the begin of the next.
+    /// From the end of one batch to the begin of the next; inside one, from the end of its forward
+    /// pass to when its tokens could be drawn.
     pub span: Span,
     /// What took most of it.
     pub cause: Cause,
@@ -74,8 +91,15 @@ pub struct Bubbles {
 }
 
 impl Bubbles {
+    /// The bubbles before `record`'s batch and inside it, in order.
+    pub fn of(&mut self, record: &StepRecord) -> impl Iterator<Item = Bubble> + use<> {
+        let inside = (record.stalled.end > record.stalled.start)
+            .then_some(Bubble { span: record.stalled, cause: Cause::GrammarLate });
+        self.before(record).into_iter().chain(inside)
+    }
+
     /// The bubble before `record`'s batch, if there was one.
-    pub fn before(&mut self, record: &StepRecord) -> Option<Bubble> {
+    fn before(&mut self, record: &StepRecord) -> Option<Bubble> {
         let [older, last] = &self.before;
         let bubble = last.as_ref().and_then(|last| {
             let span = Span { start: last.compute.end, end: record.compute.start };
@@ -96,7 +120,8 @@ fn cause<'a>(
     let mut shares = vec![
         (Cause::HostPlans, shared(gap, record.admit) + shared(gap, record.plan)),
         (Cause::HostStages, shared(gap, record.stage)),
-        (Cause::HostLaunches, shared(gap, record.launch)),
+        (launching(record), shared(gap, record.launch)),
+        (Cause::GrammarLate, shared(gap, record.late)),
     ];
     let mut collected = Duration::ZERO;
     for step in earlier {
@@ -104,6 +129,7 @@ fn cause<'a>(
         if step.collect.end <= record.launch.start {
             shares.push((Cause::HostWaits, shared(gap, step.blocked)));
             shares.push((Cause::HostCollects, shared(gap, step.collect)));
+            shares.push((Cause::GrammarLate, shared(gap, step.late)));
             collected = collected.max(step.collect.end);
         }
     }
@@ -118,6 +144,16 @@ fn cause<'a>(
     shares.push((Cause::Device, shared(gap, Span { start: enqueued, end: gap.end })));
     let most = shares.into_iter().max_by_key(|(_, share)| *share);
     most.map_or(Cause::Device, |(cause, _)| cause)
+}
+
+/// What launching a step means for the device that waits for it.
+fn launching(record: &StepRecord) -> Cause {
+    match (record.launched_as, record.allocated) {
+        (LaunchKind::CapturedGraph, _) => Cause::GraphCapture,
+        (_, true) => Cause::Allocation,
+        (LaunchKind::WithoutGraph, false) => Cause::PrefillWithoutGraph,
+        (LaunchKind::Graph | LaunchKind::NoGraphs, false) => Cause::HostLaunches,
+    }
 }
 
 /// How long both spans are.
@@ -147,9 +183,9 @@ mod tests {
 
     fn check(second: StepRecord, expected: Option<(Span, Cause)>) {
         let mut bubbles = Bubbles::default();
-        assert_eq!(bubbles.before(&first()), None, "nothing comes before the first");
-        let bubble = bubbles.before(&second);
-        assert_eq!(bubble.map(|bubble| (bubble.span, bubble.cause)), expected);
+        assert_eq!(bubbles.of(&first()).next(), None, "nothing comes before the first");
+        let found: Vec<_> = bubbles.of(&second).map(|b| (b.span, b.cause)).collect();
+        assert_eq!(found, expected.into_iter().collect::<Vec<_>>());
     }
 
     /// A step whose host work begins at `at`, with these lengths of plan, stage and launch.
@@ -183,6 +219,33 @@ mod tests {
         check(step(141, [2, 2, 2], 148), Some((span(100, 148), Cause::HostWaits)));
         // The next request came 860 µs after the first was done.
         check(step(1000, [2, 2, 2], 1007), Some((span(100, 1007), Cause::NoWork)));
+    }
+
+    #[test]
+    fn a_slow_launch_has_its_own_reasons() {
+        let slow = step(141, [2, 2, 60], 206);
+        let check_launch = |launched_as, allocated, cause| {
+            let record = StepRecord { launched_as, allocated, ..slow.clone() };
+            check(record, Some((span(100, 206), cause)));
+        };
+        check_launch(LaunchKind::Graph, false, Cause::HostLaunches);
+        check_launch(LaunchKind::NoGraphs, false, Cause::HostLaunches);
+        check_launch(LaunchKind::WithoutGraph, false, Cause::PrefillWithoutGraph);
+        check_launch(LaunchKind::WithoutGraph, true, Cause::Allocation);
+        check_launch(LaunchKind::CapturedGraph, true, Cause::GraphCapture);
+    }
+
+    #[test]
+    fn a_late_grammar_stalls_the_device_inside_a_batch_or_before_it() {
+        // Its forward pass ends at 150; what it may draw is there at 190.
+        let inside = StepRecord { stalled: span(150, 190), ..step(20, [1, 1, 1], 100) };
+        check(inside, Some((span(150, 190), Cause::GrammarLate)));
+        // The batch before was drawn late, and the host could only then plan the next.
+        let mut bubbles = Bubbles::default();
+        let late = StepRecord { late: span(101, 180), ..first() };
+        bubbles.of(&StepRecord { collect: span(185, 186), blocked: span(184, 185), ..late }).count();
+        let found: Vec<_> = bubbles.of(&step(187, [2, 2, 2], 195)).collect();
+        assert_eq!(found, [Bubble { span: span(100, 195), cause: Cause::GrammarLate }]);
     }
 
     #[test]

@@ -257,7 +257,7 @@ fn summary(steps: &[StepRecord], bubbles: &[Bubble]) -> String {
 
 fn bubbles(steps: &[StepRecord]) -> Vec<Bubble> {
     let mut bubbles = Bubbles::default();
-    steps.iter().filter_map(|step| bubbles.before(step)).collect()
+    steps.iter().flat_map(|step| bubbles.of(step)).collect()
 }
 
 /// As many steps as a panel shows, from the middle.

@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
-use inflight_engine::StepRecord;
+use inflight_engine::{RequestId, StepRecord};
 
-use crate::{Bubbles, Cause};
+use crate::requests::RequestTimelines;
+use crate::{Bubbles, Cause, RequestTimeline};
 
 /// Steps that are kept: at a thousand a second, the last few.
 const KEPT_STEPS: usize = 8192;
@@ -31,6 +32,7 @@ pub struct StepRecorder(Mutex<Kept>);
 struct Kept {
     steps: VecDeque<StepRecord>,
     bubbles: Bubbles,
+    requests: RequestTimelines,
     totals: StepTotals,
 }
 
@@ -43,7 +45,7 @@ pub struct StepTotals {
     pub num_tokens: u64,
     /// Steps whose records were lost, as nobody took them in time.
     pub num_lost_steps: u64,
-    /// Time in which the device computed.
+    /// Time in which the device computed; what it waited inside a batch is left out.
     pub busy: Duration,
     /// Time in which the host waited for the device.
     pub blocked: Duration,
@@ -70,11 +72,11 @@ impl StepRecorder {
     pub fn add(&self, record: StepRecord) {
         let mut kept = self.lock();
         let kept = &mut *kept;
-        if let Some(bubble) = kept.bubbles.before(&record) {
-            let idle = kept.totals.idle.entry(bubble.cause).or_default();
-            *idle += bubble.span.end.saturating_sub(bubble.span.start);
-        }
         let length = |span: inflight_engine::Span| span.end.saturating_sub(span.start);
+        for bubble in kept.bubbles.of(&record) {
+            *kept.totals.idle.entry(bubble.cause).or_default() += length(bubble.span);
+        }
+        kept.requests.add(&record);
         let before = kept.steps.back();
         let next_batch = before.map_or(record.batch, |before| before.batch + 1);
         let already = before.map_or(Duration::ZERO, |before| before.compute.end);
@@ -82,12 +84,19 @@ impl StepRecorder {
         totals.num_steps += 1;
         totals.num_tokens += record.num_tokens as u64;
         totals.num_lost_steps += record.batch.saturating_sub(next_batch);
-        totals.busy += record.compute.end.saturating_sub(record.compute.start.max(already));
+        let computed = record.compute.end.saturating_sub(record.compute.start.max(already));
+        totals.busy += computed.saturating_sub(length(record.stalled));
         totals.blocked += length(record.blocked);
         if kept.steps.len() == KEPT_STEPS {
             kept.steps.pop_front();
         }
-        kept.steps.push_back(record);
+        // Rows and arrivals are in the requests' own timelines now.
+        kept.steps.push_back(StepRecord { rows: Vec::new(), accepted: Vec::new(), ..record });
+    }
+
+    /// The timeline of one of the latest requests.
+    pub fn request(&self, id: RequestId) -> Option<RequestTimeline> {
+        self.lock().requests.get(id).cloned()
     }
 
     /// The steps of the last `window` before the latest one's end, in order.

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use inflight_engine::{Span, StepRecord};
+use inflight_engine::{LaunchKind, Span, StepRecord};
 
 use crate::{Bubble, Bubbles};
 
@@ -44,7 +44,7 @@ impl<W: Write> TimelineWriter<W> {
     /// # Errors
     /// As writing does.
     pub fn add(&mut self, record: &StepRecord) -> io::Result<()> {
-        if let Some(bubble) = self.bubbles.before(record) {
+        for bubble in self.bubbles.of(record) {
             self.add_bubble(bubble, record.batch)?;
         }
         let phases = [
@@ -59,7 +59,8 @@ impl<W: Write> TimelineWriter<W> {
             ("compute", COMPUTE, record.compute),
             ("d2h", 3, record.d2h),
         ];
-        let StepRecord { batch, num_rows, num_tokens, num_sampled, .. } = record;
+        let StepRecord { batch, num_rows, num_tokens, num_sampled, allocated, .. } = record;
+        let launched = launch_label(record.launched_as);
         for (phase, lane, span) in phases {
             let (start_us, len_us) = micros(span);
             write!(
@@ -67,7 +68,8 @@ impl<W: Write> TimelineWriter<W> {
                 ",\n{{\"name\":\"{phase} {batch}\",\"cat\":\"{phase}\",\"ph\":\"X\",\"pid\":1,\
                  \"tid\":{lane},\"ts\":{start_us:.3},\"dur\":{len_us:.3},\"args\":{{\
                  \"batch\":{batch},\"rows\":{num_rows},\"tokens\":{num_tokens},\
-                 \"sampled\":{num_sampled}}}}}"
+                 \"sampled\":{num_sampled},\"launched_as\":\"{launched}\",\
+                 \"allocated\":{allocated}}}}}"
             )?;
         }
         Ok(())
@@ -92,6 +94,16 @@ impl<W: Write> TimelineWriter<W> {
         writeln!(self.file, "\n]")?;
         self.file.flush()?;
         Ok(self.file)
+    }
+}
+
+/// A way to launch, as timelines have it.
+pub(crate) fn launch_label(kind: LaunchKind) -> &'static str {
+    match kind {
+        LaunchKind::NoGraphs => "operators",
+        LaunchKind::Graph => "graph",
+        LaunchKind::CapturedGraph => "captured graph",
+        LaunchKind::WithoutGraph => "operators, no graph",
     }
 }
 

@@ -1,6 +1,10 @@
 //! A GPU's [`Backend`]: checks arguments against buffers and enqueues.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use cudarc::driver::sys;
 
@@ -211,6 +215,10 @@ impl Backend for CudaBackend {
 
     fn kv_dtype(&self) -> KvDtype {
         self.shared.config.numerics.kv_dtype
+    }
+
+    fn num_allocations(&self) -> u64 {
+        self.shared.device.num_allocations.load(Ordering::Relaxed)
     }
 
     fn activation_dtype(&self) -> Dtype {

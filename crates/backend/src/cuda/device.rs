@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     ffi::{c_char, c_int},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
 };
 
 use cudarc::driver::sys;
@@ -19,6 +19,8 @@ pub(super) struct Device {
     context: sys::CUcontext,
     handle: sys::CUdevice,
     pub(super) info: DeviceInfo,
+    /// Allocations of device memory so far.
+    pub(super) num_allocations: AtomicU64,
     /// What a destructor could not report.
     fault: Mutex<Option<String>>,
 }
@@ -66,7 +68,8 @@ impl Device {
         // SAFETY: the device handle came from the driver; released in `drop`.
         let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, handle) };
         check("cuDevicePrimaryCtxRetain", retained)?;
-        let device = Self { context, handle, info, fault: Mutex::new(None) };
+        let num_allocations = AtomicU64::new(0);
+        let device = Self { context, handle, info, num_allocations, fault: Mutex::new(None) };
         device.bind()?;
         Ok(Arc::new(device))
     }

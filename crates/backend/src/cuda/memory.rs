@@ -1,6 +1,10 @@
 //! Device memory, and host memory that copies can reach while the host goes on.
 
-use std::{ffi::c_void, ptr::NonNull, sync::Arc};
+use std::{
+    ffi::c_void,
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering},
+};
 
 use cudarc::driver::sys;
 
@@ -129,6 +133,7 @@ impl Allocation {
             }
             result => {
                 check("cuMemAlloc", result)?;
+                device.num_allocations.fetch_add(1, Ordering::Relaxed);
                 Ok(Self { device: Arc::clone(device), address, bytes })
             }
         }
