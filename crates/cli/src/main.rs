@@ -42,6 +42,7 @@ mod start;
 mod summary;
 mod swap;
 mod text;
+mod trace;
 mod trace_file;
 mod tune;
 
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args.command),
         Command::Replay(args) => replay::replay(&args),
         Command::Simulate(args) => simulate::simulate_load(&args),
+        Command::Trace(args) => trace::trace(&args),
         Command::Tune(args) => tune::tune(&args),
     };
     match result {

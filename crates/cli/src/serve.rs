@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use inflight_server::{ServerConfig, ServerState, Tls, ToolFormat};
 use tokio::net::TcpSocket;
 
@@ -42,7 +42,8 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     config.shutdown_timeout = Duration::from_secs(args.shutdown_timeout);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(listen(socket, tls, &running, config));
+    let collector = args.otlp_endpoint.as_deref();
+    let served = runtime.block_on(listen(socket, tls, &running, config, collector));
     // Blocking tasks are encodings whose requests are gone.
     runtime.shutdown_background();
     served.and(running.stop())
@@ -79,6 +80,7 @@ async fn listen(
     tls: Option<Tls>,
     running: &Running,
     config: ServerConfig,
+    collector: Option<&str>,
 ) -> Result<()> {
     let listener = socket.listen(MAX_WAITING_CONNECTIONS).context("cannot listen")?;
     let mut summary = running.summary.clone();
@@ -92,6 +94,9 @@ async fn listen(
 
     let client = Arc::clone(&running.client);
     let state = ServerState::new(client, Arc::clone(&running.tokenizer), config);
+    if let Some(collector) = collector {
+        state.export_spans(collector).map_err(|reason| anyhow!("--otlp-endpoint: {reason}"))?;
+    }
     let (signal, engine_ended) = (shutdown_requested()?, running.client.ended());
     let shutdown = async {
         tokio::select! {
@@ -99,6 +104,7 @@ async fn listen(
             () = engine_ended => tracing::error!("the engine has ended"),
         }
     };
-    inflight_server::serve(listener, tls, state, shutdown).await;
+    inflight_server::serve(listener, tls, state.clone(), shutdown).await;
+    state.flush_spans().await;
     Ok(())
 }

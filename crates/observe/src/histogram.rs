@@ -12,7 +12,10 @@ pub struct Histogram {
     bounds: &'static [f64],
     /// One for each bound, and one for what is beyond the last.
     counts: Box<[AtomicU64]>,
-    sum_ns: AtomicU64,
+    /// In nanoseconds, or of numbers.
+    sum: AtomicU64,
+    /// The sum's units in one of the bounds'.
+    per_unit: f64,
 }
 
 /// A histogram at one moment.
@@ -22,7 +25,7 @@ pub struct HistogramSnapshot {
     pub bounds: &'static [f64],
     /// Durations in each bucket, the last of which has no bound.
     pub counts: Vec<u64>,
-    /// Of all durations, in seconds.
+    /// Of all durations, in seconds, or of all numbers.
     pub sum_s: f64,
 }
 
@@ -34,7 +37,15 @@ impl Histogram {
     pub fn new(bounds: &'static [f64]) -> Self {
         assert!(bounds.is_sorted_by(|a, b| a < b), "bounds ascend");
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
-        Self { bounds, counts, sum_ns: AtomicU64::new(0) }
+        Self { bounds, counts, sum: AtomicU64::new(0), per_unit: 1e9 }
+    }
+
+    /// Empty, of numbers instead of durations.
+    ///
+    /// # Panics
+    /// If `bounds` do not ascend.
+    pub fn of_numbers(bounds: &'static [f64]) -> Self {
+        Self { per_unit: 1.0, ..Self::new(bounds) }
     }
 
     /// Counts one duration.
@@ -43,7 +54,14 @@ impl Histogram {
         let bucket = self.bounds.partition_point(|bound| *bound < seconds);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
         let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
+        self.sum.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Counts one number of a histogram of numbers.
+    pub fn add_number(&self, number: usize) {
+        let bucket = self.bounds.partition_point(|bound| *bound < number as f64);
+        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(number as u64, Ordering::Relaxed);
     }
 
     /// What was counted so far.
@@ -51,7 +69,7 @@ impl Histogram {
         HistogramSnapshot {
             bounds: self.bounds,
             counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
-            sum_s: self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9,
+            sum_s: self.sum.load(Ordering::Relaxed) as f64 / self.per_unit,
         }
     }
 }

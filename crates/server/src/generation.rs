@@ -225,6 +225,7 @@ impl Sequence {
         let clock = RequestClock::accept(state.metrics(), request.prompt().len());
         let sink = ChannelSink { sender, started: clock.start_mark() };
         let id = state.engine().submit(request, Box::new(sink))?;
+        clock.submitted_as(id);
         Ok(Self {
             request: Submitted { engine: Arc::clone(state.engine()), id: Some(id) },
             state: state.clone(),
@@ -279,7 +280,7 @@ impl Sequence {
 
     fn take_token(&mut self, update: TokenUpdate) {
         self.pending.num_tokens += 1;
-        self.clock.token();
+        self.clock.token(update.num_cached_tokens);
         self.state.caller().spend_generated();
         if std::mem::take(&mut self.counts_prompt) {
             self.pending.num_cached_tokens = update.num_cached_tokens;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use tokio::net::TcpListener;
@@ -15,7 +15,7 @@ use crate::anthropic::{count_tokens, messages};
 use crate::connections::Connections;
 use crate::error::ApiError;
 use crate::health::{health, live, ready, version};
-use crate::observe::{debug, scrape};
+use crate::observe::{debug, follow, requests, scrape};
 use crate::openai::{chat, completions, embeddings, models, responses};
 use crate::openapi;
 use crate::state::{Phase, ServerState};
@@ -55,9 +55,12 @@ pub fn router(state: ServerState) -> Router {
         .route("/debug/timeline", get(debug::timeline))
         .route("/debug/state", get(debug::snapshot))
         .route("/debug/replay", get(debug::replay))
+        .route("/debug/requests", get(requests::list))
+        .route("/debug/requests/{id}", get(requests::get))
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(state.clone(), pass))
+        .layer(from_fn(follow))
         .layer(DefaultBodyLimit::max(max_body_bytes))
         .with_state(state)
 }

@@ -16,6 +16,7 @@ mod memory;
 mod policy;
 mod replay;
 mod simulate;
+mod trace;
 mod tune;
 
 use std::num::NonZeroUsize;
@@ -39,6 +40,7 @@ pub(crate) use memory::MemoryArgs;
 pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};
 pub(crate) use replay::ReplayArgs;
 pub(crate) use simulate::{LoadArgs, SimulateArgs, SimulatedDeviceArgs, SimulatedKv, SpreadChoice};
+pub(crate) use trace::TraceArgs;
 pub(crate) use tune::TuneArgs;
 
 const EXAMPLES: &str = "\
@@ -132,6 +134,9 @@ pub(crate) enum Command {
     /// Say what a model on a GPU would do under a load, and how many GPUs it needs
     #[command(after_help = simulate::SIMULATE_EXAMPLES)]
     Simulate(Box<SimulateArgs>),
+    /// Show where the time of the last steps went, and why the device was idle
+    #[command(after_help = trace::EXAMPLES)]
+    Trace(TraceArgs),
     /// Show by which kernels a GPU computes a model's matrix products, and choose them anew
     #[command(after_help = tune::EXAMPLES)]
     Tune(TuneArgs),
@@ -148,6 +153,7 @@ impl Command {
             | Self::Bench(_)
             | Self::Replay(_)
             | Self::Simulate(_)
+            | Self::Trace(_)
             | Self::Tune(_) => "warn",
         }
     }
@@ -191,6 +197,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub(crate) stall_timeout: u64,
 
+    /// Collector of OpenTelemetry that gets a trace of every request, over HTTP; without a path,
+    /// /v1/traces
+    #[arg(long, alias = "otlp-traces-endpoint", value_parser = collector,
+        value_name = "http://HOST:PORT")]
+    pub(crate) otlp_endpoint: Option<String>,
+
     /// Whether /metrics has its figures under vLLM's names too
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) vllm_metrics: Switch,
@@ -206,6 +218,10 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) steps: StepArgs,
+}
+
+fn collector(endpoint: &str) -> Result<String, String> {
+    inflight_server::check_collector(endpoint).map(|()| endpoint.to_owned())
 }
 
 /// How a model writes tool calls.
@@ -320,6 +336,7 @@ mod tests {
             assert!(error.contains(named), "{flags:?}: {error}");
         };
         check(&["--port", "70000"], "--port");
+        check(&["--otlp-endpoint", "localhost"], "--otlp-endpoint");
         check(&["--overlap", "maybe"], "--overlap");
         check(&["--max-num-seqs", "0"], "--max-num-seqs");
         check(&["--kv-cache-tokens", "9", "--kv-cache-memory", "1"], "--kv-cache-memory");

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::chat::{Block, Call};
 use crate::generation::Finish;
+use crate::observe::name_answer;
 use crate::random::random_id;
 use crate::usage::TokenCounts;
 
@@ -96,8 +97,10 @@ impl From<TokenCounts> for Usage {
 impl MessageObject {
     /// A message of which nothing has been said.
     pub(crate) fn new(model: String, counts: TokenCounts) -> Self {
+        let id = random_id("msg_");
+        name_answer(&id);
         Self {
-            id: random_id("msg_"),
+            id,
             kind: "message",
             role: "assistant",
             model,

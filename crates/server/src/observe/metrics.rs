@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use inflight_observe::Histogram;
 
+use super::request_log::RequestLog;
+
 /// Bounds of the histograms, in seconds: vLLM's, so that its dashboards fit.
 ///
 /// # Source
@@ -19,6 +21,12 @@ const INTER_TOKEN_BOUNDS: &[f64] = &[
 const REQUEST_BOUNDS: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
     40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
+
+/// In tokens: 1, 2 and 5 times powers of ten, as vLLM has them for a context of some length.
+const TOKEN_BOUNDS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0,
+    20_000.0, 50_000.0, 100_000.0, 200_000.0, 500_000.0, 1_000_000.0,
 ];
 
 /// How a request ended, as metrics have it.
@@ -44,6 +52,9 @@ impl Ending {
 pub(crate) struct Metrics {
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) generated_tokens: AtomicU64,
+    /// Tokens of prompts that were looked up in the prefix cache, and those found there.
+    pub(crate) prefix_queries: AtomicU64,
+    pub(crate) prefix_hits: AtomicU64,
     /// In the order of [`Ending::ALL`].
     ended: [AtomicU64; Ending::ALL.len()],
     pub(crate) first_token: Histogram,
@@ -52,6 +63,13 @@ pub(crate) struct Metrics {
     pub(crate) queue: Histogram,
     pub(crate) prefill: Histogram,
     pub(crate) decode: Histogram,
+    pub(crate) inference: Histogram,
+    /// A mean for each sequence.
+    pub(crate) time_per_token: Histogram,
+    /// Tokens of a sequence's prompt, and tokens that it generated.
+    pub(crate) prompt_len: Histogram,
+    pub(crate) output_len: Histogram,
+    pub(crate) requests: RequestLog,
 }
 
 impl Default for Metrics {
@@ -59,6 +77,8 @@ impl Default for Metrics {
         Self {
             prompt_tokens: AtomicU64::default(),
             generated_tokens: AtomicU64::default(),
+            prefix_queries: AtomicU64::default(),
+            prefix_hits: AtomicU64::default(),
             ended: Default::default(),
             first_token: Histogram::new(FIRST_TOKEN_BOUNDS),
             inter_token: Histogram::new(INTER_TOKEN_BOUNDS),
@@ -66,6 +86,11 @@ impl Default for Metrics {
             queue: Histogram::new(REQUEST_BOUNDS),
             prefill: Histogram::new(REQUEST_BOUNDS),
             decode: Histogram::new(REQUEST_BOUNDS),
+            inference: Histogram::new(REQUEST_BOUNDS),
+            time_per_token: Histogram::new(INTER_TOKEN_BOUNDS),
+            prompt_len: Histogram::of_numbers(TOKEN_BOUNDS),
+            output_len: Histogram::of_numbers(TOKEN_BOUNDS),
+            requests: RequestLog::default(),
         }
     }
 }

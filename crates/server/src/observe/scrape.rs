@@ -89,6 +89,15 @@ fn request_figures(out: &mut Exposition, metrics: &Metrics) {
     out.counter("inflight_prompt_tokens_total", "Tokens of accepted prompts.", tokens);
     let tokens = count(&metrics.generated_tokens);
     out.counter("inflight_generated_tokens_total", "Tokens generated.", tokens);
+    let looked_up = count(&metrics.prefix_queries);
+    let help = "Prompt tokens looked up in the prefix cache.";
+    out.counter("inflight_prefix_cache_queries_total", help, looked_up);
+    let found = count(&metrics.prefix_hits);
+    out.counter("inflight_prefix_cache_hits_total", "Those found there.", found);
+    if let Some(dropped) = metrics.requests.num_dropped_traces() {
+        let help = "Requests whose traces could not be sent.";
+        out.counter("inflight_dropped_traces_total", help, dropped as f64);
+    }
     let ended = Ending::ALL.map(|(ending, name)| (name, metrics.num_ended(ending) as f64));
     out.counters("inflight_requests_total", "Sequences that ended, by how.", "reason", ended);
     for (name, help, histogram) in [
@@ -98,6 +107,8 @@ fn request_figures(out: &mut Exposition, metrics: &Metrics) {
         ("inflight_request_queue_seconds", "From accepted to the first row.", &metrics.queue),
         ("inflight_request_prefill_seconds", "First row to first token.", &metrics.prefill),
         ("inflight_request_decode_seconds", "First token to last.", &metrics.decode),
+        ("inflight_request_prompt_tokens", "Of a sequence's prompt.", &metrics.prompt_len),
+        ("inflight_request_generated_tokens", "By a sequence.", &metrics.output_len),
     ] {
         out.histogram(name, help, &histogram.snapshot());
     }
@@ -143,6 +154,10 @@ fn vllm_figures(out: &mut Exposition, stats: &EngineStats, metrics: &Metrics) {
     out.counter("vllm:generation_tokens_total", "Generated tokens.", {
         count(&metrics.generated_tokens)
     });
+    out.counter("vllm:prefix_cache_queries_total", "Tokens looked up.", {
+        count(&metrics.prefix_queries)
+    });
+    out.counter("vllm:prefix_cache_hits_total", "Tokens found.", count(&metrics.prefix_hits));
     let ended = Ending::ALL.map(|(ending, name)| (name, metrics.num_ended(ending) as f64));
     out.counters("vllm:request_success_total", "Ended requests.", "finished_reason", ended);
     for (name, histogram) in [
@@ -152,6 +167,10 @@ fn vllm_figures(out: &mut Exposition, stats: &EngineStats, metrics: &Metrics) {
         ("vllm:request_queue_time_seconds", &metrics.queue),
         ("vllm:request_prefill_time_seconds", &metrics.prefill),
         ("vllm:request_decode_time_seconds", &metrics.decode),
+        ("vllm:request_inference_time_seconds", &metrics.inference),
+        ("vllm:request_time_per_output_token_seconds", &metrics.time_per_token),
+        ("vllm:request_prompt_tokens", &metrics.prompt_len),
+        ("vllm:request_generation_tokens", &metrics.output_len),
     ] {
         out.histogram(name, "As vLLM has it.", &histogram.snapshot());
     }

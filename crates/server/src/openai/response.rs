@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::prompt_logprobs::PromptLogprobs;
 use crate::error::ApiError;
 use crate::generation::Finish;
+use crate::observe::name_answer;
 use crate::random::random_id;
 use crate::state::{ServerState, unix_time_s};
 use crate::usage::TokenCounts;
@@ -123,8 +124,10 @@ pub(crate) struct ResponseHead {
 
 impl ResponseHead {
     pub(crate) fn new(state: &ServerState, id_prefix: &str, model: String) -> Self {
+        let id = random_id(id_prefix);
+        name_answer(&id);
         Self {
-            id: random_id(id_prefix),
+            id,
             created_unix_s: unix_time_s(),
             model,
             system_fingerprint: state.system_fingerprint().to_owned(),

@@ -8,6 +8,7 @@ use super::request::{ResponseRequest, ResponseTool};
 use crate::chat::{Block, Call, Tool};
 use crate::generation::{Finish, ScoredToken};
 use crate::openai::logprobs::{ChatLogprob, ChatLogprobs};
+use crate::observe::name_answer;
 use crate::random::random_id;
 use crate::state::{ServerState, unix_time_s};
 use crate::usage::TokenCounts;
@@ -214,8 +215,10 @@ impl ResponseObject {
     pub(crate) fn new(model: String, request: &ResponseRequest) -> Self {
         let (fields, sampling) = (&request.fields, &request.sampling);
         let tool = |ResponseTool::Function(tool): &ResponseTool| tool_object(tool);
+        let id = random_id("resp_");
+        name_answer(&id);
         Self {
-            id: random_id("resp_"),
+            id,
             object: "response",
             created_at: unix_time_s(),
             status: Ending::Running.status(),
