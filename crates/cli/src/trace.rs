@@ -15,8 +15,7 @@ use crate::args::{BenchCommand, Cli, Command, TraceArgs};
 use crate::bench::bench;
 
 /// A load that takes a moment on a CPU, and whose steps fit a picture.
-const SHORT_LOAD: [&str; 6] =
-    ["--num-prompts", "8", "--input-len", "32", "--output-len", "48"];
+const SHORT_LOAD: [&str; 6] = ["--num-prompts", "8", "--input-len", "32", "--output-len", "48"];
 /// Where the picture goes if nobody says.
 const USUAL_PICTURE: &str = "timeline.html";
 
@@ -58,8 +57,7 @@ fn picture_path(args: &TraceArgs) -> PathBuf {
 }
 
 fn draw(path: &Path, timelines: &[(String, Vec<StepRecord>)]) -> Result<()> {
-    let panels: Vec<_> =
-        timelines.iter().map(|(title, steps)| Panel { title, steps }).collect();
+    let panels: Vec<_> = timelines.iter().map(|(title, steps)| Panel { title, steps }).collect();
     let named = || format!("--picture {}", path.display());
     let mut file = fs::File::create(path).with_context(named)?;
     write_picture(&mut file, "Inflight: steps", &panels).with_context(named)?;

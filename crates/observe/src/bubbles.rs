@@ -243,7 +243,9 @@ mod tests {
         // The batch before was drawn late, and the host could only then plan the next.
         let mut bubbles = Bubbles::default();
         let late = StepRecord { late: span(101, 180), ..first() };
-        bubbles.of(&StepRecord { collect: span(185, 186), blocked: span(184, 185), ..late }).count();
+        bubbles
+            .of(&StepRecord { collect: span(185, 186), blocked: span(184, 185), ..late })
+            .count();
         let found: Vec<_> = bubbles.of(&step(187, [2, 2, 2], 195)).collect();
         assert_eq!(found, [Bubble { span: span(100, 195), cause: Cause::GrammarLate }]);
     }

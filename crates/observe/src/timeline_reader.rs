@@ -12,12 +12,8 @@ use crate::timeline::launch_label;
 /// Most of a file's steps; a page cannot show more, nor can memory hold any number.
 const MAX_STEPS: usize = 1 << 20;
 
-const LAUNCHES: [LaunchKind; 4] = [
-    LaunchKind::NoGraphs,
-    LaunchKind::Graph,
-    LaunchKind::CapturedGraph,
-    LaunchKind::WithoutGraph,
-];
+const LAUNCHES: [LaunchKind; 4] =
+    [LaunchKind::NoGraphs, LaunchKind::Graph, LaunchKind::CapturedGraph, LaunchKind::WithoutGraph];
 
 /// One event of the file; others have other fields, which do not matter.
 #[derive(Deserialize)]
@@ -69,9 +65,9 @@ pub fn read_timeline(text: &[u8]) -> Result<Vec<StepRecord>, String> {
         (step.num_rows, step.num_tokens) = (args.rows, args.tokens);
         step.num_sampled = args.sampled;
         step.allocated = args.allocated;
-        let launched = LAUNCHES.into_iter().find(|kind| {
-            args.launched_as.as_deref() == Some(launch_label(*kind))
-        });
+        let launched = LAUNCHES
+            .into_iter()
+            .find(|kind| args.launched_as.as_deref() == Some(launch_label(*kind)));
         step.launched_as = launched.unwrap_or_default();
         match phase.as_str() {
             "admit" => step.admit = span,
@@ -149,9 +145,6 @@ mod tests {
         };
         check("{}", "no timeline");
         check("[]", "no step");
-        check(
-            r#"[{"cat":"plan","ts":-5,"dur":1,"args":{"batch":1}}]"#,
-            "no time",
-        );
+        check(r#"[{"cat":"plan","ts":-5,"dur":1,"args":{"batch":1}}]"#, "no time");
     }
 }

@@ -121,8 +121,7 @@ impl Collector {
         let uri: Uri = endpoint.parse().map_err(|error| format!("{endpoint}: {error}"))?;
         let is_http = uri.scheme_str() == Some("http");
         let authority = uri.authority().filter(|_| is_http);
-        let authority =
-            authority.ok_or_else(|| format!("{endpoint} is not http://host:port"))?;
+        let authority = authority.ok_or_else(|| format!("{endpoint} is not http://host:port"))?;
         let authority = match authority.port() {
             Some(_) => authority.to_string(),
             None => format!("{authority}:4318"),
@@ -217,7 +216,8 @@ fn message(spans: &[Value]) -> Value {
 fn spans_of(entry: &RequestEntry, model: &str) -> Vec<Value> {
     let (http, sequences) = (&entry.http, entry.sequences());
     let trace_id = http.parent.as_ref().map(|parent| parent.trace_id.clone());
-    let trace_id = trace_id.unwrap_or_else(|| format!("{:016x}{:016x}", random_u64(), random_u64()));
+    let trace_id =
+        trace_id.unwrap_or_else(|| format!("{:016x}{:016x}", random_u64(), random_u64()));
     let root_id = span_id();
     let at = |moment: Instant| {
         http.arrived_unix_ns + moment.saturating_duration_since(http.arrived).as_nanos() as u64

@@ -117,7 +117,10 @@ impl RequestClock {
             metrics.decode.add(last - first);
             metrics.inference.add(last.saturating_duration_since(*started));
             let num_gaps = u32::try_from(self.num_tokens - 1).unwrap_or(u32::MAX);
-            (last - first).checked_div(num_gaps).iter().for_each(|t| metrics.time_per_token.add(*t));
+            (last - first)
+                .checked_div(num_gaps)
+                .iter()
+                .for_each(|t| metrics.time_per_token.add(*t));
         }
     }
 }
