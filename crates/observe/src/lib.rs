@@ -3,7 +3,8 @@
 //! Reading order: [`bubbles`] (when the device had nothing to run, and why), [`recorder`] (the last
 //! steps and the totals of all, always on), [`timeline`] (steps as a file for Perfetto),
 //! [`timeline_reader`] (and such a file as steps again), [`picture`] (steps as a picture, overlap
-//! off beside on), [`requests`] (each request's own timeline), [`histogram`] (latencies in buckets).
+//! off beside on), [`requests`] (each request's own timeline), [`histogram`] (latencies in
+//! buckets).
 //!
 //! Invariant: nothing here is on the engine's way; it reads records that the engine sends, and the
 //! engine never waits for it.
