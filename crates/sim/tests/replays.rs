@@ -89,7 +89,7 @@ fn a_record_has_no_tokens() {
     let scenario = Scenario::new(3);
     let (record, _) = recorded(&scenario, None);
     let text = serde_json::to_string(&record.unwrap()).unwrap();
-    for name in ["token_ids", "prompt\"", "salt"] {
+    for name in ["token_ids", "\"prompt\":", "salt"] {
         assert!(!text.contains(name), "{name}");
     }
 }
