@@ -83,16 +83,27 @@ impl Scheduler {
     /// A row for every running sequence that needs one more token: all decodes, and prefills at
     /// their last token. The budget always has room for them, since it is not below `max_num_seqs`.
     fn plan_single_tokens(&mut self, draft: &mut Draft) {
+        let only_prompts = self.forms_static_batch();
         // The list shrinks from its end while victims give way, so it is indexed afresh each time.
         let mut i = 0;
         while let Some(&id) = self.running.get(i) {
             let sequence = self.sequence(id);
-            let is_next = sequence.num_uncomputed() == 1 && self.can_run(sequence, &draft.batch);
+            let is_next = sequence.num_uncomputed() == 1
+                && (!only_prompts || sequence.is_in_prompt())
+                && self.can_run(sequence, &draft.batch);
             if is_next && self.make_room(id) {
                 self.push_row(id, 1, &mut draft.batch);
             }
             i += 1;
         }
+    }
+
+    /// Whether a static batch still takes members and one of them has its prompt's last token to go,
+    /// for which other outputs of its request may wait: decodes begin when all are there.
+    fn forms_static_batch(&self) -> bool {
+        matches!(self.policy.batching, Batching::Static { .. })
+            && !self.static_batch.1
+            && self.running.iter().any(|&id| self.sequence(id).is_in_prompt())
     }
 
     /// Chunks of running prefills, then of sequences that join.

@@ -215,6 +215,11 @@ impl Sequence {
         self.len() - self.num_computed
     }
 
+    /// Whether some of its prompt must still go through the model.
+    pub(crate) fn is_in_prompt(&self) -> bool {
+        self.num_computed < self.prompt_len
+    }
+
     /// Tokens that its next row does not compute and that the device must yet count.
     pub(crate) fn num_uncounted(&self) -> usize {
         if self.is_fresh && self.counts_tokens { self.num_computed } else { 0 }

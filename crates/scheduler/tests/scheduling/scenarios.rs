@@ -1,8 +1,8 @@
 //! The cases worth a name, each with the numbers worked out by hand.
 
 use inflight_scheduler::{
-    AdmissionError, Batch, Commit, FinishReason, MemoryConfig, Preemption, RowInputs, Scheduler,
-    SchedulerConfig, SequenceId, SequenceSpec, StateSlot,
+    AdmissionError, Batch, Batching, Commit, FinishReason, MemoryConfig, Policy, Preemption,
+    RowInputs, Scheduler, SchedulerConfig, SequenceId, SequenceSpec, StateSlot,
 };
 
 use crate::engine::{Engine, Moment, Turn};
@@ -374,4 +374,29 @@ fn two_thousand_aborts_leave_the_neighbours_alone() {
     assert!(num_aborted > 1900, "only {num_aborted} of 2000 aborts met a living sequence");
     assert!(num_added - num_aborted > 200, "{num_added} added, {num_aborted} aborted");
     assert!(engine.scheduler.num_preemptions() > 0, "the test is meant to preempt, too");
+}
+
+/// A prompt of two tokens is cut by the budget, and two more outputs of it wait for its second
+/// token: a member of the static batch that could decode meanwhile waits for them, too. The engine
+/// checks that nobody joins once somebody has decoded.
+#[test]
+fn a_static_batch_decodes_when_all_outputs_of_its_requests_are_there() {
+    let config = SchedulerConfig {
+        max_num_seqs: 2,
+        max_num_batched_tokens: 7,
+        max_model_len: 20,
+        block_size: 2,
+        num_blocks: 11,
+        memory: MEMORY,
+    };
+    let policy = Policy { batching: Batching::Static { batch_size: 3 }, ..Policy::default() };
+    let outputs = Lengths { n: 3, ..Lengths::of(2, 1) };
+    let adds = vec![Lengths::of(6, 14), outputs];
+    for overlap in [false, true] {
+        let mut engine = Engine::with_policy(config.clone(), policy.clone(), overlap);
+        engine.run(&[Turn { adds: adds.clone(), aborts: Vec::new() }]);
+        let rows = |batch: usize| engine.batches[batch].rows.iter().map(|row| row.id.0);
+        assert_eq!(rows(0).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(rows(1).collect::<Vec<_>>(), [1], "the prompt's last token alone");
+    }
 }
