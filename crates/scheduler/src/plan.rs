@@ -98,8 +98,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a static batch still takes members and one of them has its prompt's last token to go,
-    /// for which other outputs of its request may wait: decodes begin when all are there.
+    /// Whether a static batch still takes members and one of them has some of its prompt to go, for
+    /// which other outputs of its request may wait: decodes begin when all are there.
     fn forms_static_batch(&self) -> bool {
         matches!(self.policy.batching, Batching::Static { .. })
             && !self.static_batch.1
