@@ -4,6 +4,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 
 import openai
 import pytest
@@ -114,11 +115,20 @@ def test_heads_that_are_too_large(strict):
 def test_connections_over_the_limit_are_told(strict):
     address = ("127.0.0.1", strict.port)
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    held = [socket.create_connection(address, 30) for _ in range(3)]
+    held = []
     try:
-        for connection in held:
+        # What earlier tests closed counts until the server has seen it.
+        for _ in range(100):
+            connection = socket.create_connection(address, 30)
             connection.sendall(request)
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+            if connection.recv(4096).startswith(b"HTTP/1.1 200 "):
+                held.append(connection)
+            else:
+                connection.close()
+                time.sleep(0.1)
+            if len(held) == 3:
+                break
+        assert len(held) == 3
         answer = exchange(strict, request)
         assert answer.startswith(b"HTTP/1.1 503 ") and b"too_many_connections" in answer, answer
         assert b"retry-after: 1" in answer.lower()

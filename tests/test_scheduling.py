@@ -1,5 +1,6 @@
 """Who runs when: every policy gives the same answers, and whoever waits too long hears of it."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -58,7 +59,9 @@ def test_a_deadline_is_an_error(stream):
     with Server(TINY_MODEL, "--max-num-seqs", "1") as server, ThreadPoolExecutor(4) as pool:
         first = [pool.submit(server.post, COMPLETIONS, long) for _ in range(3)]
         late = server.post(COMPLETIONS, long | {"timeout_ms": 1, "stream": stream})
-        assert late[0] == 504 and late[2]["error"]["code"] == "deadline_exceeded", late
+        # Whoever overtakes the others and streams has begun to answer: the error comes last.
+        assert late[0] == 504 or (stream and late[0] == 200), late
+        assert "deadline_exceeded" in json.dumps(late[2]), late
         for done in first:
             status, _, body = done.result()
             assert status == 200 and body["usage"]["completion_tokens"] == 100
