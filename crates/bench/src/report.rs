@@ -161,21 +161,13 @@ fn prefill_s(steps: &[StepRecord]) -> f64 {
 }
 
 fn quarters(steps: &[StepRecord]) -> Vec<Quarter> {
-    let mut before = steps.first().map_or(Duration::ZERO, |step| step.compute.start);
-    let parts = steps.chunks(steps.len().div_ceil(4).max(1));
-    let quarter = |part: &[StepRecord]| {
-        let start = before;
-        let pace = part.iter().map(|step| {
-            let taken = step.compute.end.saturating_sub(before);
-            before = step.compute.end;
-            taken.as_secs_f64() * 1e3
-        });
-        let median_ms_per_step = quantile(pace.collect(), 0.5);
-        let whole = before.saturating_sub(start).as_secs_f64() * 1e3;
-        let ms_per_step = whole / part.len() as f64;
-        Quarter { num_steps: part.len(), ms_per_step, median_ms_per_step }
+    let paces: Vec<f64> = paces(steps).map(|(_, pace)| pace.as_secs_f64() * 1e3).collect();
+    let quarter = |part: &[f64]| Quarter {
+        num_steps: part.len(),
+        ms_per_step: part.iter().sum::<f64>() / part.len() as f64,
+        median_ms_per_step: quantile(part.to_vec(), 0.5),
     };
-    parts.map(quarter).collect()
+    paces.chunks(paces.len().div_ceil(4).max(1)).map(quarter).collect()
 }
 
 fn host_times(steps: &[StepRecord]) -> Vec<HostTime> {

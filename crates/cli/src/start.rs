@@ -6,8 +6,9 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow};
 use inflight_backend::Backend;
+use inflight_bench::BuiltInConfig;
 use inflight_engine::{Engine, EngineError, EngineHandle, StepRecord};
-use inflight_model::ModelFiles;
+use inflight_model::{ModelConfig, ModelFiles};
 use inflight_observe::StepRecorder;
 use inflight_server::{EngineAlive, EngineClient, KvCapacity};
 use inflight_tokenizer::Tokenizer;
@@ -15,8 +16,9 @@ use inflight_tokenizer::Tokenizer;
 use crate::args::{EngineArgs, LoadFormat, PolicyArgs, Quantization, StepArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::device::choose;
-use crate::models::LocalModel;
+use crate::models::{LocalModel, ModelArgument};
 use crate::policy::resolve_policy;
+use crate::progress::is_watched;
 use crate::replay::keep_record_of_failure;
 use crate::resolve::{Workload, resolve_gpu_use};
 use crate::summary::Summary;
@@ -55,6 +57,19 @@ pub(crate) fn open(model: &LocalModel, args: &EngineArgs) -> Result<ModelFiles> 
         LoadFormat::Auto => ModelFiles::open(&model.path)?,
         LoadFormat::Dummy => ModelFiles::dummy(&model.path, args.seed)?,
     })
+}
+
+/// The configuration of a model of which only the sizes count: its weights stay on disk.
+pub(crate) fn sizes_of(
+    config: Option<BuiltInConfig>,
+    model: &str,
+    no_progress: bool,
+) -> Result<ModelConfig> {
+    if let Some(config) = config {
+        return Ok(config.dummy(0)?.config);
+    }
+    let model = ModelArgument::parse(model)?.fetch(is_watched(no_progress))?;
+    Ok(ModelFiles::open(&model.path)?.config)
 }
 
 /// `files` as `--quantization` wants them.

@@ -5,12 +5,12 @@ use std::num::NonZeroUsize;
 use anyhow::{Result, bail, ensure};
 use inflight_backend::cuda::{CudaMatrix, Tuned, TunedKind, TunedProduct};
 use inflight_backend::{Backend, Ceilings, CudaBackend, Dtype, HostTensor, TensorData};
-use inflight_model::{ModelConfig, ModelFiles};
+use inflight_model::ModelConfig;
 
 use crate::args::TuneArgs;
 use crate::device::{Chosen, GpuUse, choose};
-use crate::models::ModelArgument;
 use crate::progress::is_watched;
+use crate::start::sizes_of;
 
 /// Bytes that matrices of one shape have together at least: more than an L2 cache holds.
 const COLD_BYTES: usize = 256 << 20;
@@ -35,7 +35,7 @@ pub(crate) fn tune(args: &TuneArgs) -> Result<()> {
     let Chosen::Cuda(backend) = choose(args.device, GpuUse::default())? else {
         bail!("--device: only GPUs have kernels to choose from");
     };
-    let shapes = shapes(&config(args)?);
+    let shapes = shapes(&sizes_of(args.config, &args.model, args.no_progress)?);
     let ceilings = backend.ceilings(Dtype::BF16)?;
     println!("{}\n", backend.description());
     println!(
@@ -108,15 +108,6 @@ fn weights(backend: &CudaBackend, shape: &Shape) -> Result<Vec<CudaMatrix>> {
     (0..COLD_BYTES.div_ceil(bytes.max(1)) as u64).map(weight).collect()
 }
 
-/// Only the sizes count: a model's weights stay on disk.
-fn config(args: &TuneArgs) -> Result<ModelConfig> {
-    if let Some(config) = args.config {
-        return Ok(config.dummy(0)?.config);
-    }
-    let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.no_progress))?;
-    Ok(ModelFiles::open(&model.path)?.config)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -148,7 +139,8 @@ mod tests {
 
     #[test]
     fn an_8b_model_has_five_matrices() {
-        let config = config(&parse(&["--config", "llama-3.1-8b"])).unwrap();
+        let args = parse(&["--config", "llama-3.1-8b"]);
+        let config = sizes_of(args.config, &args.model, args.no_progress).unwrap();
         let sides: Vec<_> = shapes(&config).iter().map(|s| (s.rows, s.cols)).collect();
         let expected = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128_256, 4096)];
         assert_eq!(sides, expected);

@@ -6,15 +6,14 @@
 mod support;
 
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 
 use inflight_backend::{CpuBackend, CpuConfig, KvDtype, WeightPrecision};
 use inflight_engine::{
-    EngineConfig, EngineHandle, FinishReason, MemoryConfig, Pooling, Preemption, PromptToken,
-    RequestSpec, SinkClosed, TokenSink, Update,
+    EngineConfig, EngineHandle, MemoryConfig, Pooling, Preemption, PromptToken, RequestSpec,
 };
 use serde::Deserialize;
-use support::{config, engine_on, mixed_request, submit};
+use support::{StateSink, config, engine_on, mixed_request, submit};
 
 /// By `make_prompts.py`.
 #[derive(Deserialize)]
@@ -125,19 +124,6 @@ fn check(found: &[PromptToken], expected: &Prompt, name: &str) {
         }
         assert_eq!(found.top_logprobs.len(), 3);
         assert_eq!(found.top_logprobs[0].0, expected.top[i][0], "{name}");
-    }
-}
-
-struct StateSink(Sender<Vec<f32>>);
-
-impl TokenSink for StateSink {
-    fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
-        assert_eq!(update, Update::Finished(FinishReason::Length), "no token comes");
-        Ok(())
-    }
-
-    fn send_state(&mut self, state: Vec<f32>) -> Result<(), SinkClosed> {
-        self.0.send(state).map_err(|_| SinkClosed)
     }
 }
 

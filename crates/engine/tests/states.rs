@@ -5,26 +5,13 @@
 mod support;
 
 use std::path::Path;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 
 use inflight_backend::{CpuBackend, CpuConfig, KvDtype, WeightPrecision};
-use inflight_engine::{FinishReason, Pooling, RequestSpec, SinkClosed, TokenSink, Update};
+use inflight_engine::{Pooling, RequestSpec};
 use inflight_model::ModelFiles;
 use serde_json::Value;
-use support::{MODEL, config, engine_on, mixed_request, submit};
-
-struct StateSink(Sender<Vec<f32>>);
-
-impl TokenSink for StateSink {
-    fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
-        assert_eq!(update, Update::Finished(FinishReason::Length), "no token comes");
-        Ok(())
-    }
-
-    fn send_state(&mut self, state: Vec<f32>) -> Result<(), SinkClosed> {
-        self.0.send(state).map_err(|_| SinkClosed)
-    }
-}
+use support::{MODEL, StateSink, config, engine_on, mixed_request, submit};
 
 /// Prompts and, for their last token, the logits that transformers computes.
 fn references() -> Vec<(Vec<u32>, Vec<f32>)> {

@@ -227,7 +227,7 @@ impl Sequence {
 
     /// Tokens of the next `len` that may be probed.
     pub(crate) fn num_probes(&self, len: usize) -> usize {
-        if self.probes_prompt && self.num_computed < self.prompt_len { len } else { 0 }
+        if self.probes_prompt && self.is_in_prompt() { len } else { 0 }
     }
 
     /// Whether the last token it may have is launched or committed.

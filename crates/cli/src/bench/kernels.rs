@@ -11,14 +11,13 @@ use inflight_bench::plot::{Line, Lines, Plot, Sheet};
 use inflight_bench::{
     DecodePeer, Judged, KernelReport, KernelWorkload, OperatorTiming, measure_kernels,
 };
-use inflight_model::{ModelConfig, ModelFiles};
 
 use super::outputs::Outputs;
 use crate::args::{KernelsArgs, KvChoice};
 use crate::device::{Chosen, GpuUse, choose};
-use crate::models::ModelArgument;
 use crate::progress::is_watched;
 use crate::resolve::block_size_on_gpus;
+use crate::start::sizes_of;
 
 /// Most of a list's numbers: more is a slip, and takes memory beyond any device's.
 const MOST: usize = 1 << 20;
@@ -155,7 +154,7 @@ fn workload(args: &KernelsArgs, on_gpu: bool) -> Result<KernelWorkload> {
     };
     let usual_block_size = if on_gpu { block_size_on_gpus(kv_dtype_on_gpus(args)) } else { 16 };
     Ok(KernelWorkload {
-        config: config(args)?,
+        config: sizes_of(args.config, &args.model, args.no_progress)?,
         weights: args.weights,
         block_size: args.block_size.map_or(usual_block_size, NonZeroUsize::get),
         num_rows: list("--rows", &args.rows, &ROWS)?,
@@ -163,15 +162,6 @@ fn workload(args: &KernelsArgs, on_gpu: bool) -> Result<KernelWorkload> {
         contexts: list("--contexts", &args.contexts, &CONTEXTS)?,
         prompts: list("--prompts", &args.prompts, &PROMPTS)?,
     })
-}
-
-/// Only the sizes count: a model's weights stay on disk.
-fn config(args: &KernelsArgs) -> Result<ModelConfig> {
-    if let Some(config) = args.config {
-        return Ok(config.dummy(0)?.config);
-    }
-    let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.no_progress))?;
-    Ok(ModelFiles::open(&model.path)?.config)
 }
 
 #[cfg(test)]

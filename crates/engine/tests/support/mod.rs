@@ -7,7 +7,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, Sender, SyncSender, sync_channel},
     },
     thread::JoinHandle,
 };
@@ -217,5 +217,19 @@ pub fn mixed_request(i: u32) -> RequestSpec {
         sampling,
         prompt_logprobs,
         ..RequestSpec::default()
+    }
+}
+
+/// Hands the state of a request on that pools.
+pub struct StateSink(pub Sender<Vec<f32>>);
+
+impl TokenSink for StateSink {
+    fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
+        assert_eq!(update, Update::Finished(FinishReason::Length), "no token comes");
+        Ok(())
+    }
+
+    fn send_state(&mut self, state: Vec<f32>) -> Result<(), SinkClosed> {
+        self.0.send(state).map_err(|_| SinkClosed)
     }
 }

@@ -184,6 +184,24 @@ impl State {
     }
 }
 
+impl SimBackend {
+    /// Multiplies `num_rows` rows, and in the same kernel moves `more_bytes` besides the product's.
+    fn multiply(
+        &self,
+        weight: SimMatrix,
+        num_rows: usize,
+        more_bytes: f64,
+        stream: SimStream,
+    ) -> Done<()> {
+        let SimMatrix { rows, cols, bytes, is_fp8 } = weight;
+        self.operate(stream, |state: &State| {
+            let cost = &state.config.cost;
+            let product = cost.matmul(num_rows, [rows, cols], bytes as f64, is_fp8);
+            product + more_bytes / cost.gpu.bytes_per_s
+        })
+    }
+}
+
 /// A memory and a block of it.
 type Place = (usize, u32);
 
@@ -453,11 +471,7 @@ impl Backend for SimBackend {
     }
 
     fn matmul(&self, args: Matmul<'_, Self>, stream: &SimStream) -> Done<()> {
-        let SimMatrix { rows, cols, bytes, is_fp8 } = *args.weight;
-        let cost = |state: &State| {
-            state.config.cost.matmul(args.num_rows, [rows, cols], bytes as f64, is_fp8)
-        };
-        self.operate(*stream, cost)
+        self.multiply(*args.weight, args.num_rows, 0.0, *stream)
     }
 
     fn add_matmul_and_norm(
@@ -466,25 +480,13 @@ impl Backend for SimBackend {
         norm: RmsNorm<'_, Self>,
         stream: &SimStream,
     ) -> Done<()> {
-        let SimMatrix { rows, cols, bytes, is_fp8 } = *matmul.weight;
         let norm_bytes = 6.0 * (norm.num_rows * norm.len) as f64;
-        let cost = |state: &State| {
-            let cost = &state.config.cost;
-            let product = cost.matmul(matmul.num_rows, [rows, cols], bytes as f64, is_fp8);
-            product + norm_bytes / cost.gpu.bytes_per_s
-        };
-        self.operate(*stream, cost)
+        self.multiply(*matmul.weight, matmul.num_rows, norm_bytes, *stream)
     }
 
     fn gated_matmul(&self, args: GatedMatmul<'_, Self>, stream: &SimStream) -> Done<()> {
-        let SimMatrix { rows, cols, bytes, is_fp8 } = *args.weight;
         let gate_bytes = 6.0 * (args.num_rows * args.len) as f64;
-        let cost = |state: &State| {
-            let cost = &state.config.cost;
-            let product = cost.matmul(args.num_rows, [rows, cols], bytes as f64, is_fp8);
-            product + gate_bytes / cost.gpu.bytes_per_s
-        };
-        self.operate(*stream, cost)
+        self.multiply(*args.weight, args.num_rows, gate_bytes, *stream)
     }
 
     fn rope_and_cache(&self, args: RopeAndCache<'_, Self>, stream: &SimStream) -> Done<()> {
