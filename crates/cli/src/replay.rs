@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use inflight_engine::{OnFailure, Record, Replay, ReplayedStep};
 
 use crate::args::ReplayArgs;
@@ -22,8 +22,12 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
         // What made the engine panic does so here, too.
         let stepped = catch_unwind(AssertUnwindSafe(|| replay.step()));
         let Ok(step) = stepped else {
+            told.check_same()?;
             bail!("plan {} panics, as above: the failure is reproduced", told.num_plans + 1)
         };
+        if step.is_err() {
+            told.check_same()?;
+        }
         let Some(step) = step.with_context(named)? else { break };
         told.num_plans += 1;
         let is_shown = args.all || told.num_plans > args.first;
@@ -33,10 +37,11 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
         }
         told.num_different += usize::from(!step.is_same());
         if let Some(violation) = step.violation {
+            told.check_same()?;
             bail!("after plan {}: {violation}", told.num_plans);
         }
     }
-    let Told { num_plans, num_different } = told;
+    let num_plans = told.num_plans;
     if !record.is_whole {
         writeln!(
             out,
@@ -44,9 +49,7 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
         )?;
         return Ok(());
     }
-    if num_different > 0 {
-        bail!("{num_different} of {num_plans} plans are decided otherwise now");
-    }
+    told.check_same()?;
     writeln!(out, "{num_plans} plans, all decided again as before")?;
     Ok(())
 }
@@ -55,6 +58,19 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
 struct Told {
     num_plans: usize,
     num_different: usize,
+}
+
+impl Told {
+    /// Fails if any plan was another. What the engine was told after it does not fit what is
+    /// decided now, so nothing that goes wrong then says anything about the record.
+    fn check_same(&self) -> Result<()> {
+        let Self { num_plans, num_different } = self;
+        ensure!(
+            *num_different == 0,
+            "{num_different} of {num_plans} plans are decided otherwise now"
+        );
+        Ok(())
+    }
 }
 
 fn write_step(out: &mut impl Write, number: usize, step: &ReplayedStep) -> Result<()> {
@@ -136,7 +152,8 @@ mod tests {
             let mut other = record(seed);
             other.config.max_num_seqs = 1;
             let file = write_record(&folder, &other).unwrap();
-            replay(&ReplayArgs { file, ..args }).is_err()
+            let replayed = replay(&ReplayArgs { file, ..args });
+            replayed.is_err_and(|error| error.to_string().contains("are decided otherwise now"))
         });
         assert!(is_found);
         fs::remove_dir_all(&folder).unwrap();
