@@ -7,6 +7,7 @@ use inflight_server::{BatchProgress, BatchRun, ServerConfig, ServerState};
 
 use crate::args::{BatchArgs, OrderChoice, ReasoningParser, Switch};
 use crate::models::ModelArgument;
+use crate::pooling::resolve_pooling;
 use crate::progress::{LineBar, is_watched};
 use crate::resolve::Workload;
 use crate::serve::tool_format;
@@ -29,6 +30,7 @@ pub(crate) fn batch(args: &BatchArgs) -> Result<()> {
     if !args.served_model_name.is_empty() {
         config.model_names.clone_from(&args.served_model_name);
     }
+    config.pooling = resolve_pooling(args.pooling, &model.path)?;
     config.tool_format = tool_format(args.tool_call_parser);
     config.splits_reasoning = args.reasoning_parser == ReasoningParser::Auto;
     config.limits_queue_time = args.policy.max_queue_time_ms.is_some();

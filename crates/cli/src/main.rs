@@ -31,6 +31,7 @@ mod logging;
 mod memory;
 mod models;
 mod policy;
+mod pooling;
 mod progress;
 mod replay;
 mod resolve;

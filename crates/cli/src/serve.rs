@@ -11,6 +11,7 @@ use tokio::net::TcpSocket;
 use crate::access;
 use crate::args::{OrderChoice, ReasoningParser, ServeArgs, Switch, ToolCallParser};
 use crate::models::ModelArgument;
+use crate::pooling::resolve_pooling;
 use crate::progress::is_watched;
 use crate::resolve::Workload;
 use crate::signals::shutdown_requested;
@@ -32,6 +33,7 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
         true => vec![model.name],
         false => args.served_model_name,
     };
+    config.pooling = resolve_pooling(args.pooling, &model.path)?;
     config.tool_format = tool_format(args.tool_call_parser);
     config.splits_reasoning = args.reasoning_parser == ReasoningParser::Auto;
     config.limits_queue_time = args.policy.max_queue_time_ms.is_some();

@@ -1,4 +1,5 @@
-//! Models that think first: their thoughts are free, what follows is not.
+//! Models that think first: their thoughts are free, for as long as they may last; what follows is
+//! not, if something is asked of it.
 
 use std::sync::Arc;
 
@@ -13,16 +14,18 @@ pub struct Thinking {
     pub end: u32,
     /// Whether the prompt already began them.
     pub is_open: bool,
+    /// Most tokens of them, marks not counted; then they must end. `None`: any number.
+    pub budget: Option<u64>,
 }
 
-/// What `answer` allows, after thoughts that may be anything.
-pub fn after_thinking(answer: SharedGrammar, thinking: Thinking) -> SharedGrammar {
+/// What `answer` allows (`None`: anything), after thoughts that may be anything.
+pub fn after_thinking(answer: Option<SharedGrammar>, thinking: Thinking) -> SharedGrammar {
     SharedGrammar(Arc::new(AfterThinking { answer, thinking }))
 }
 
 #[derive(Debug)]
 struct AfterThinking {
-    answer: SharedGrammar,
+    answer: Option<SharedGrammar>,
     thinking: Thinking,
 }
 
@@ -33,7 +36,8 @@ impl Grammar for AfterThinking {
             (false, Some(_)) => Place::Start,
             (false, None) => Place::Answer,
         };
-        Box::new(ThinkingMatcher { place, thinking: self.thinking, answer: self.answer.0.start() })
+        let answer = self.answer.as_ref().map(|answer| answer.0.start());
+        Box::new(ThinkingMatcher { place, thinking: self.thinking, num_thoughts: 0, answer })
     }
 }
 
@@ -49,7 +53,9 @@ enum Place {
 struct ThinkingMatcher {
     place: Place,
     thinking: Thinking,
-    answer: Box<dyn Matcher>,
+    /// Tokens of the thoughts so far.
+    num_thoughts: u64,
+    answer: Option<Box<dyn Matcher>>,
 }
 
 impl Matcher for ThinkingMatcher {
@@ -57,9 +63,14 @@ impl Matcher for ThinkingMatcher {
         self.place = match self.place {
             Place::Start if self.thinking.start == Some(token) => Place::Thoughts,
             Place::Thoughts if self.thinking.end == token => Place::Answer,
-            Place::Thoughts => Place::Thoughts,
+            Place::Thoughts => {
+                self.num_thoughts += 1;
+                Place::Thoughts
+            }
             Place::Start | Place::Answer => {
-                self.answer.advance(token)?;
+                if let Some(answer) = &mut self.answer {
+                    answer.advance(token)?;
+                }
                 Place::Answer
             }
         };
@@ -68,9 +79,17 @@ impl Matcher for ThinkingMatcher {
 
     fn allowed(&mut self, mask: &mut [u32]) -> Result<Allowed, String> {
         if self.place == Place::Thoughts {
-            return Ok(Allowed::All);
+            if self.thinking.budget.is_none_or(|budget| self.num_thoughts < budget) {
+                return Ok(Allowed::All);
+            }
+            mask.fill(0);
+            if let Some(word) = mask.get_mut(self.thinking.end as usize / 32) {
+                *word = 1 << (self.thinking.end % 32);
+            }
+            return Ok(Allowed::Masked);
         }
-        let allowed = self.answer.allowed(mask)?;
+        let Some(answer) = &mut self.answer else { return Ok(Allowed::All) };
+        let allowed = answer.allowed(mask)?;
         if let (Place::Start, Allowed::Masked, Some(start)) =
             (self.place, allowed, self.thinking.start)
             && let Some(word) = mask.get_mut(start as usize / 32)
@@ -114,8 +133,8 @@ mod tests {
     }
 
     fn start(start: Option<u32>, is_open: bool) -> Box<dyn Matcher> {
-        let thinking = Thinking { start, end: 8, is_open };
-        after_thinking(SharedGrammar(Arc::new(Three)), thinking).0.start()
+        let thinking = Thinking { start, end: 8, is_open, budget: None };
+        after_thinking(Some(SharedGrammar(Arc::new(Three))), thinking).0.start()
     }
 
     #[test]
@@ -129,6 +148,26 @@ mod tests {
         assert_eq!(next(&mut *matcher), (Allowed::Masked, 1 << 3));
         matcher.advance(3).unwrap();
         assert_eq!(next(&mut *matcher).0, Allowed::Nothing);
+    }
+
+    #[test]
+    fn thoughts_end_when_their_budget_is_spent() {
+        for (begins, is_open) in [(None, true), (Some(7), false)] {
+            let thinking = Thinking { start: begins, end: 8, is_open, budget: Some(2) };
+            let mut matcher = after_thinking(None, thinking).0.start();
+            assert_eq!(next(&mut *matcher).0, Allowed::All);
+            begins.into_iter().for_each(|token| matcher.advance(token).unwrap());
+            for token in [3, 5] {
+                assert_eq!(next(&mut *matcher).0, Allowed::All);
+                matcher.advance(token).unwrap();
+            }
+            assert_eq!(next(&mut *matcher), (Allowed::Masked, 1 << 8));
+            matcher.advance(8).unwrap();
+            for token in [1, 2, 3] {
+                assert_eq!(next(&mut *matcher).0, Allowed::All, "the answer is free");
+                matcher.advance(token).unwrap();
+            }
+        }
     }
 
     #[test]

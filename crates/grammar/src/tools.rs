@@ -60,12 +60,107 @@ pub fn tool_calls(
         format!("between: {}", text(&format.between)),
         format!("after: {}", text(&format.after)),
     ];
+    lines.extend(call_rules(tools, format));
+    Ok(Constraint::Grammar(lines.join("\n") + "\n"))
+}
+
+/// Any text, in which calls, wherever the model begins one, are of `tools`: what it says is free
+/// until a call's mark, what follows that is not.
+///
+/// ```text
+/// [text call_start call call_end]... text        marks around each call
+/// [text before call between call... after] text  one mark before all of them
+/// call between call... | text that is no object  no marks: a call is the whole output
+/// ```
+///
+/// # Errors
+/// Without any tool.
+pub fn optional_tool_calls(
+    tools: &[Tool],
+    format: &CallFormat,
+    is_parallel: bool,
+    tokenizer: &Tokenizer,
+) -> Result<Constraint, GrammarError> {
+    if tools.is_empty() {
+        return Err(GrammarError::Refused("there is no tool to call".to_owned()));
+    }
+    let controls = controls(tokenizer.token_table());
+    let text = |text: &str| marker(text, &controls);
+    let is_bare = format.before.is_empty() && format.call_start.is_empty();
+    let more = if is_parallel { "(between call_start call call_end)*" } else { "" };
+    let calls = format!("call_start call call_end {more} after");
+    let mut lines = match (is_bare, format.before.is_empty()) {
+        (true, _) => vec![
+            format!("start: plain | {calls}"),
+            "plain: PLAIN?".to_owned(),
+            r"PLAIN: /\s*([^{\s](?s:.*))?/".to_owned(),
+            "call_start: \"\"".to_owned(),
+        ],
+        (false, true) => vec![
+            if is_parallel {
+                "start: (call_start call call_end)* tail after".to_owned()
+            } else {
+                "start: call_start call call_end tail after | tail".to_owned()
+            },
+            format!("call_start: {}", after_text(&format.call_start, &controls)),
+        ],
+        (false, false) => vec![
+            format!("start: tail | before {calls}"),
+            format!("before: {}", after_text(&format.before, &controls)),
+            format!("call_start: {}", text(&format.call_start)),
+        ],
+    };
+    lines.extend([
+        "tail: TEXT?".to_owned(),
+        "TEXT: /(?s:.+)/".to_owned(),
+        format!("call_end: {}", text(&format.call_end)),
+        format!("between: {}", text(&format.between)),
+        format!("after: {}", text(&format.after)),
+    ]);
+    if let Some(trigger) = trigger(format, &controls) {
+        lines.push(format!("TRIGGER[lazy]: /(?s:.*){}/", escaped(trigger)));
+    }
+    lines.extend(call_rules(tools, format));
+    Ok(Constraint::Grammar(lines.join("\n") + "\n"))
+}
+
+/// The rule for one call, and those that it consists of.
+fn call_rules(tools: &[Tool], format: &CallFormat) -> Vec<String> {
     let names: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
-    lines.push(format!("call: {}", names.join(" | ")));
+    let mut lines = vec![format!("call: {}", names.join(" | "))];
     for (name, tool) in names.iter().zip(tools) {
         lines.push(format!("{name}: %json {}", call_schema(tool, format)));
     }
-    Ok(Constraint::Grammar(lines.join("\n") + "\n"))
+    lines
+}
+
+/// The text that begins calls, if it is text: control tokens cannot be part of one.
+fn trigger<'a>(format: &'a CallFormat, controls: &[(&[u8], u32)]) -> Option<&'a str> {
+    let opening = if format.before.is_empty() { &format.call_start } else { &format.before };
+    let is_control = controls.iter().any(|(name, _)| opening.as_bytes().starts_with(name));
+    let trigger = opening.trim_end();
+    (!is_control && !trigger.is_empty()).then_some(trigger)
+}
+
+/// Any text, then `opening`.
+fn after_text(opening: &str, controls: &[(&[u8], u32)]) -> String {
+    if controls.iter().any(|(name, _)| opening.as_bytes().starts_with(name)) {
+        return format!("TEXT? {}", marker(opening, controls));
+    }
+    let rest = &opening[opening.trim_end().len()..];
+    format!("TRIGGER {}", literal(rest))
+}
+
+/// A text as a regular expression between slashes.
+fn escaped(text: &str) -> String {
+    let mut regex = String::new();
+    for c in text.chars() {
+        if !c.is_alphanumeric() && c.is_ascii() && c != '_' && c != ' ' && c != '<' && c != '>' {
+            regex.push('\\');
+        }
+        regex.push(c);
+    }
+    regex
 }
 
 /// JSON schema of a whole call.

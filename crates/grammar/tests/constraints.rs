@@ -159,12 +159,78 @@ fn what_cannot_be_enforced_is_named() {
 #[test]
 fn thoughts_come_before() {
     let answer = compile(&Constraint::Choice(vec!["abc".to_owned()])).unwrap();
-    let thinking = Thinking { start: Some(257), end: 258, is_open: false };
-    let grammar = after_thinking(answer, thinking);
+    let thinking = Thinking { start: Some(257), end: 258, is_open: false, budget: None };
+    let grammar = after_thinking(Some(answer), thinking);
     assert_eq!(follow(&grammar, &[262]), Ok(()));
     assert_eq!(follow(&grammar, &[257, 1, 2, 262, 258, 97, 98, 99]), Ok(()));
     assert_eq!(follow(&grammar, &[257, 258, 1]), Err(2));
     assert_eq!(allowed(&mut *grammar.0.start()), Some(vec![97, 257, 262]));
+}
+
+#[test]
+fn calls_that_may_be_made_are_free_until_their_mark() {
+    let number = json!({
+        "type": "object", "properties": { "a": { "type": "integer" } },
+        "required": ["a"], "additionalProperties": false,
+    });
+    let tools = [tools::Tool { name: "add".to_owned(), parameters: number }];
+    let good = r#"{"name": "add", "arguments": {"a": 12}}"#;
+    let bad = r#"{"name": "add", "arguments": {"a": "b"}}"#;
+    let format = |before: &str, start: &str, end: &str, after: &str| tools::CallFormat {
+        before: before.to_owned(),
+        call_start: start.to_owned(),
+        call_end: end.to_owned(),
+        between: ", ".to_owned(),
+        after: after.to_owned(),
+        name_field: "name".to_owned(),
+        arguments_field: "arguments".to_owned(),
+    };
+    let spell = |text: &str| -> Vec<u32> {
+        let pieces = text.split("<|call|>").map(|piece| piece.bytes().map(u32::from).collect());
+        pieces.collect::<Vec<Vec<u32>>>().join(&CALL)
+    };
+    let check = |format: &tools::CallFormat, is_parallel, good: &[String], bad: &[String]| {
+        let calls = tools::optional_tool_calls(&tools, format, is_parallel, &TOKENIZER).unwrap();
+        let grammar = compile(&calls).unwrap_or_else(|error| panic!("{calls:?}: {error}"));
+        for text in good {
+            assert_eq!(follow(&grammar, &spell(text)), Ok(()), "{text}");
+        }
+        for text in bad {
+            assert!(follow(&grammar, &spell(text)).is_err(), "{text}");
+        }
+    };
+    for mark in ["<call>", "<|call|>"] {
+        let call = |json: &str| format!("{mark}\n{json}\n</call>");
+        let texts = [
+            String::new(),
+            "{\"a\": 1} and < or <cal".to_owned(),
+            call(good),
+            format!("I add.\n{}", call(good)),
+            format!("{}\n{}\nDone.", call(good), call(good)),
+        ];
+        let wrong = [
+            call(bad),
+            format!("Hm {}", call(bad)),
+            format!("{} {}", call(good), call(bad)),
+            format!("{mark}\n{{}}"),
+        ];
+        let format = format("", &format!("{mark}\n"), "\n</call>", "");
+        check(&format, true, &texts, &wrong);
+        check(&format, false, &texts[..4], &wrong[..2]);
+    }
+    let list = |json: &str| format!("<|call|>[{json}]");
+    check(
+        &format("<|call|>[", "", "", "]"),
+        true,
+        &["Hi".to_owned(), list(good), format!("So: {}", list(&format!("{good}, {good}")))],
+        &[list(bad), format!("So: {}", list(bad))],
+    );
+    check(
+        &format("", "", "", ""),
+        true,
+        &["Hi {".to_owned(), String::new(), good.to_owned(), format!("{good}, {good}")],
+        &[bad.to_owned(), "{\"a\": 1}".to_owned(), "  {}".to_owned()],
+    );
 }
 
 #[test]

@@ -50,6 +50,7 @@ mod web;
 pub use access::{ApiKey, ApiKeys, CorsOrigins, KeyError, KeyLimits};
 pub use batch::{BatchError, BatchProgress, BatchRun};
 pub use engine::{EngineAlive, EngineClient, Generate};
+pub use inflight_engine::Pooling;
 pub use observe::{KvCapacity, check_collector};
 pub use output::ToolFormat;
 pub use serve::{router, serve};

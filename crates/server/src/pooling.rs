@@ -16,7 +16,8 @@ use crate::state::{Phase, ServerState};
 /// Prompts of one request that the engine has at once: more would fill its queue.
 const MAX_AT_ONCE: usize = 32;
 
-/// The state after the last token of each prompt, as it is before the output matrix.
+/// The state after the last token of each prompt, or the mean of those after all of its tokens, as
+/// it is before the output matrix.
 ///
 /// # Errors
 /// The first prompt that is invalid, is refused or fails; the others are aborted then.
@@ -26,20 +27,21 @@ pub(crate) async fn states(
     service: &Service,
     rename: Rename,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
+    let pooling = state.config().pooling;
     // What is wrong is told before anything is computed.
     for prompt in &prompts {
-        let checked = state.engine().limits().validate(spec(prompt.clone(), service));
+        let checked = state.engine().limits().validate(spec(prompt.clone(), pooling, service));
         checked.map_err(|error| ApiError::from_start(error.into(), state, rename))?;
     }
-    let one = |prompt| pool(state, spec(prompt, service), rename);
+    let one = |prompt| pool(state, spec(prompt, pooling, service), rename);
     stream::iter(prompts).map(one).buffered(MAX_AT_ONCE).try_collect().await
 }
 
-fn spec(prompt: Vec<u32>, service: &Service) -> RequestSpec {
+fn spec(prompt: Vec<u32>, pooling: Pooling, service: &Service) -> RequestSpec {
     RequestSpec {
         prompt,
         max_tokens: Some(1),
-        pooling: Some(Pooling::LastToken),
+        pooling: Some(pooling),
         priority: service.priority,
         tenant: service.tenant.clone(),
         timeout: service.timeout,

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use inflight_engine::SharedGrammar;
+use inflight_engine::{Pooling, SharedGrammar};
 use inflight_grammar::{Constraint, GrammarCompiler, GrammarError};
 use inflight_observe::StepRecorder;
 use inflight_tokenizer::Tokenizer;
@@ -46,6 +46,8 @@ pub struct ServerConfig {
     pub splits_reasoning: bool,
     /// Whether `/metrics` has figures under vLLM's names too. Default: yes.
     pub vllm_metrics: bool,
+    /// What of a prompt's states its embedding is. Default: the one after the last token.
+    pub pooling: Pooling,
     /// How long running requests may go on after the server was told to shut down. Default: 30 s.
     pub shutdown_timeout: Duration,
     /// How long work may wait without a step until `/health/ready` fails. Default: 60 s.
@@ -74,6 +76,7 @@ impl ServerConfig {
             tool_format: None,
             splits_reasoning: true,
             vllm_metrics: true,
+            pooling: Pooling::LastToken,
             shutdown_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(60),
             orders_by_priority: false,

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{EngineArgs, MODEL_HELP, PolicyArgs, ReasoningParser, StepArgs, ToolCallParser};
+use super::{
+    EngineArgs, MODEL_HELP, PolicyArgs, PoolingChoice, ReasoningParser, StepArgs, ToolCallParser,
+};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -35,6 +37,11 @@ pub(crate) struct BatchArgs {
     /// Names by which requests may call the model [default: MODEL's own name]
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub(crate) served_model_name: Vec<String>,
+
+    /// What embeddings are made of: auto is what the model's folder says (1_Pooling), otherwise the
+    /// last token
+    #[arg(long, value_enum, default_value_t = PoolingChoice::Auto)]
+    pub(crate) pooling: PoolingChoice,
 
     /// How the model writes tool calls: auto reads it off its chat template
     #[arg(long, value_enum, default_value_t = ToolCallParser::Auto)]

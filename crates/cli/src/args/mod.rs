@@ -176,6 +176,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub(crate) served_model_name: Vec<String>,
 
+    /// What embeddings are made of: auto is what the model's folder says (1_Pooling), otherwise the
+    /// last token
+    #[arg(long, value_enum, default_value_t = PoolingChoice::Auto)]
+    pub(crate) pooling: PoolingChoice,
+
     /// How the model writes tool calls: auto reads it off its chat template
     #[arg(long, value_enum, default_value_t = ToolCallParser::Auto)]
     pub(crate) tool_call_parser: ToolCallParser,
@@ -222,6 +227,16 @@ pub(crate) struct ServeArgs {
 
 fn collector(endpoint: &str) -> Result<String, String> {
     inflight_server::check_collector(endpoint).map(|()| endpoint.to_owned())
+}
+
+/// What of a prompt's states an embedding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PoolingChoice {
+    Auto,
+    /// The one after the last token.
+    Last,
+    /// The mean of those after all tokens.
+    Mean,
 }
 
 /// How a model writes tool calls.

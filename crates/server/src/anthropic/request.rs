@@ -5,11 +5,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::content::{Message, TextBlock, turns};
-use crate::chat::{Conversation, Tool, ToolChoice, check_tools, set_thinking};
+use crate::chat::{Budget, Conversation, Tool, ToolChoice, check_tools, set_thinking};
 use crate::error::ApiError;
 use crate::openapi::Fields;
 use crate::request::{Body, SamplingFields, StringOr, neutral};
 use crate::state::ServerState;
+
+const THINKING_BUDGET: &str = "thinking.budget_tokens";
 
 /// What makes the prompt.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -87,7 +89,7 @@ impl ToolChoiceField {
 #[schemars(rename = "AnthropicThinking")]
 enum Thinking {
     Enabled {
-        #[schemars(extend("type" = "null"))]
+        #[schemars(extend("minimum" = 1))]
         budget_tokens: Option<u64>,
     },
     Adaptive {},
@@ -124,8 +126,24 @@ impl MessageRequest {
             Self { prompt: body.take()?, answer: body.take()?, sampling: body.take()? };
         body.take_neutral(neutral::ANTHROPIC)?;
         body.refuse_rest()?;
+        request.check_thinking_budget()?;
         request.sampling.set_stops(request.answer.stop_sequences.take(), "stop_sequences")?;
         Ok(request)
+    }
+}
+
+impl MessageRequest {
+    /// There must be tokens left for the answer, as with Anthropic.
+    fn check_thinking_budget(&self) -> Result<(), ApiError> {
+        let Some(Thinking::Enabled { budget_tokens: Some(budget) }) = self.prompt.thinking else {
+            return Ok(());
+        };
+        let most = self.answer.max_tokens.map_or(u64::MAX, |max_tokens| max_tokens as u64);
+        if budget == 0 || budget >= most {
+            let reason = format!("is {budget}; it must be over 0 and below max_tokens");
+            return Err(ApiError::invalid(THINKING_BUDGET, reason));
+        }
+        Ok(())
     }
 }
 
@@ -152,13 +170,15 @@ impl PromptFields {
         let choice = self.tool_choice.map(ToolChoiceField::resolve);
         let (tool_choice, only_one_call) = choice.unwrap_or_default();
         check_tools(&tools, &tool_choice, |index| format!("tools[{index}]"))?;
+        let thinking_budget = match &self.thinking {
+            Some(Thinking::Enabled { budget_tokens }) => *budget_tokens,
+            _ => None,
+        };
+        let thinking_budget =
+            thinking_budget.map(|num_tokens| Budget { num_tokens, field: THINKING_BUDGET });
         let mut variables = self.chat_template_kwargs.unwrap_or_default();
         match self.thinking {
             None => {}
-            Some(Thinking::Enabled { budget_tokens: Some(_) }) => {
-                let reason = "thoughts have no limit but max_tokens; leave it out";
-                return Err(ApiError::unsupported("thinking.budget_tokens", reason));
-            }
             Some(Thinking::Enabled { .. } | Thinking::Adaptive {}) => {
                 set_thinking(&mut variables, true, state.style(), "thinking")?;
             }
@@ -176,6 +196,7 @@ impl PromptFields {
             adds_generation_prompt: true,
             asked: None,
             variables,
+            thinking_budget,
         })
     }
 }

@@ -9,7 +9,7 @@ use inflight_grammar::{
 use inflight_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use super::conversation::Conversation;
+use super::conversation::{Budget, Conversation};
 use super::tools::{Tool, ToolChoice};
 use crate::error::ApiError;
 use crate::output::{OutputOptions, ToolFormat};
@@ -31,7 +31,10 @@ pub(crate) fn of(
     };
     let wanted: Vec<_> = conversation.tools.iter().filter(is_wanted).map(callable).collect();
     if wanted.is_empty() {
-        return Ok(conversation.asked.clone());
+        return match &conversation.asked {
+            None => optional_calls(conversation, state),
+            asked => Ok(asked.clone()),
+        };
     }
     let Some(format) = state.style().tool_format else { return Ok(None) };
     let is_named = matches!(conversation.tool_choice, ToolChoice::Named(_));
@@ -41,24 +44,57 @@ pub(crate) fn of(
     Ok(Some(Asked::new(calls, "tools")))
 }
 
-/// Compiles it. A model that thinks may do so first.
+/// Holds the calls that a model may make to the schemas of strict tools; `None`: none is strict.
+fn optional_calls(
+    conversation: &Conversation,
+    state: &ServerState,
+) -> Result<Option<Asked>, ApiError> {
+    let is_strict = |tool: &Tool| tool.strict == Some(true);
+    let may_call = conversation.tool_choice == ToolChoice::Auto;
+    let Some(format) = state.style().tool_format else { return Ok(None) };
+    if !may_call || !conversation.tools.iter().any(is_strict) {
+        return Ok(None);
+    }
+    let anything = |tool: &Tool| tools::Tool {
+        name: tool.name.clone(),
+        parameters: json!({ "type": "object" }),
+    };
+    let as_asked = |tool: &Tool| if is_strict(tool) { callable(tool) } else { anything(tool) };
+    let tools: Vec<_> = conversation.tools.iter().map(as_asked).collect();
+    let (format, is_parallel) = (call_format(format), !conversation.only_one_call);
+    let calls = tools::optional_tool_calls(&tools, &format, is_parallel, state.tokenizer())
+        .map_err(|error| ApiError::invalid("tools", error.to_string()))?;
+    Ok(Some(Asked::new(calls, "tools")))
+}
+
+/// Compiles it; a model that thinks may do so first, for as long as `budget` says. `None`: nothing
+/// is asked for.
 ///
 /// # Errors
 /// What about it cannot be enforced.
 pub(crate) async fn compile(
-    asked: Asked,
+    asked: Option<Asked>,
+    budget: Option<&Budget>,
     output: &OutputOptions,
     state: &ServerState,
-) -> Result<SharedGrammar, ApiError> {
-    let field = asked.field.clone();
-    let grammar = asked.compile(state).await?;
+) -> Result<Option<SharedGrammar>, ApiError> {
+    let field = asked.as_ref().map(|asked| asked.field.clone());
+    let grammar = match asked {
+        Some(asked) => Some(asked.compile(state).await?),
+        None => None,
+    };
     let Some((tags, is_open)) = output.reasoning else { return Ok(grammar) };
+    let Some(field) = field.or_else(|| budget.map(|budget| budget.field.to_owned())) else {
+        return Ok(None);
+    };
     let token = |text| token_of(state.tokenizer(), text);
     let Some(end) = token(tags.close) else {
         let reason = format!("the model ends its thoughts with {}, which is no token", tags.close);
         return Err(ApiError::unsupported(field, reason));
     };
-    Ok(after_thinking(grammar, Thinking { start: token(tags.open), end, is_open }))
+    let budget = budget.map(|budget| budget.num_tokens);
+    let thinking = Thinking { start: token(tags.open), end, is_open, budget };
+    Ok(Some(after_thinking(grammar, thinking)))
 }
 
 /// A tool that takes nothing if nothing is said about what it takes.

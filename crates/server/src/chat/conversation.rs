@@ -26,6 +26,16 @@ pub(crate) struct Conversation {
     pub(crate) asked: Option<Asked>,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
+    /// How much the model may think; `None`: as much as it likes.
+    pub(crate) thinking_budget: Option<Budget>,
+}
+
+/// Most tokens of thoughts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Budget {
+    pub(crate) num_tokens: u64,
+    /// What the API calls it.
+    pub(crate) field: &'static str,
 }
 
 /// A rendered conversation.

@@ -17,7 +17,7 @@ mod tools;
 mod turns;
 
 pub(crate) use blocks::{Block, BlockEvent, Blocks, Call};
-pub(crate) use conversation::Conversation;
+pub(crate) use conversation::{Budget, Conversation};
 pub(crate) use run::{ChatDelta, ChatReader, ChatRun, RunSize, encode};
 pub(crate) use style::{ChatStyle, set_effort, set_thinking};
 pub(crate) use tools::{Tool, ToolChoice, check_tools};

@@ -57,11 +57,12 @@ impl ChatRun {
         rename: Rename,
     ) -> Result<Self, ApiError> {
         let asked = constraint::of(&conversation, state)?;
+        let budget = conversation.thinking_budget.clone();
         let prompt = encode(state, conversation, size.num_bytes, rename("prompt")).await?;
         let Prompt { tokens, output } = prompt;
         let mut template = template.clone();
-        if let Some(asked) = asked {
-            template.grammar = Some(constraint::compile(asked, &output, state).await?);
+        if asked.is_some() || budget.is_some() {
+            template.grammar = constraint::compile(asked, budget.as_ref(), &output, state).await?;
         }
         let style = state.style();
         let shown_ids = &mut template.text.shown_ids;

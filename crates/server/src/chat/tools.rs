@@ -79,11 +79,6 @@ pub(crate) fn check_tools(
             let reason = format!("there is more than one tool `{}`", tool.name);
             return Err(ApiError::invalid(field(index), reason));
         }
-        if tool.strict == Some(true) && *choice == ToolChoice::Auto {
-            let reason = "calls that the model may make or not are not held to the schema; leave \
-                          it out, or set tool_choice to \"required\" or to this tool";
-            return Err(ApiError::unsupported(format!("{}.strict", field(index)), reason));
-        }
     }
     match choice {
         ToolChoice::Required | ToolChoice::Named(_) if tools.is_empty() => {

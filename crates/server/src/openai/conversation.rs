@@ -56,6 +56,7 @@ impl ConversationFields {
             adds_generation_prompt: self.add_generation_prompt.unwrap_or(true),
             asked: None,
             variables,
+            thinking_budget: None,
         })
     }
 }

@@ -1,7 +1,11 @@
 //! `POST /v1/embeddings`.
 //!
-//! An embedding is the model's state after the last token, normed as before the output matrix and
-//! then to length 1: what vLLM tells of a causal model.
+//! An embedding is the model's state after the last token, or the mean of those after all tokens,
+//! normed as before the output matrix and then to length 1: what vLLM tells of a causal model. With
+//! `dimensions` its first ones are told, to length 1 again, as models trained for that want it.
+//!
+//! # Source
+//! Kusupati et al., "Matryoshka Representation Learning", 2022.
 
 use std::sync::Arc;
 
@@ -25,6 +29,7 @@ struct EmbeddingFields {
     model: Option<String>,
     input: Option<Prompts>,
     encoding_format: Option<Encoding>,
+    dimensions: Option<usize>,
     add_special_tokens: Option<bool>,
     priority: Option<i32>,
     timeout_ms: Option<u64>,
@@ -94,7 +99,12 @@ pub(crate) async fn create(
     let input = fields.input.ok_or(ApiError::Missing { param: "input" })?;
     let prompts = encode(&state, input, fields.add_special_tokens.unwrap_or(true)).await?;
     let num_tokens = prompts.iter().map(Vec::len).sum();
+    if fields.dimensions == Some(0) {
+        return Err(ApiError::invalid("dimensions", "is 0; it must be at least 1"));
+    }
     let states = pooling::states(&state, prompts, &service, rename).await?;
+    let states = states.into_iter().map(|state| shortened(state, fields.dimensions));
+    let states: Vec<_> = states.collect::<Result<_, _>>()?;
     let encoding = fields.encoding_format.unwrap_or_default();
     let embedding = |(index, state): (usize, Vec<f32>)| Embedding {
         object: "embedding",
@@ -121,6 +131,17 @@ async fn encode(
     };
     let encoded = off_thread(num_bytes, encode).await?;
     encoded.map_err(|error| ApiError::from_tokenizer(&error, "input"))
+}
+
+/// The first dimensions of a state, or all of them.
+fn shortened(mut state: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f32>, ApiError> {
+    let (asked, has) = (dimensions.unwrap_or(state.len()), state.len());
+    if asked > has {
+        let reason = format!("is {asked}; the model's embeddings have {has}");
+        return Err(ApiError::invalid("dimensions", reason));
+    }
+    state.truncate(asked);
+    Ok(state)
 }
 
 /// The vector of length 1 in the same direction.

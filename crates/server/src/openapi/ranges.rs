@@ -29,6 +29,7 @@ fn of_field(name: &str, kind: Kind, state: &ServerState) -> Option<Value> {
         ("max_tokens" | "max_completion_tokens" | "max_output_tokens", Kind::Integer) => {
             json!({"minimum": 1, "maximum": longest})
         }
+        ("dimensions", Kind::Integer) => json!({"minimum": 1}),
         ("timeout_ms", Kind::Integer) => json!({"minimum": 1, "maximum": 604_800_000}),
         ("priority", Kind::Integer) if !state.config().orders_by_priority => {
             json!({"minimum": 0, "maximum": 0})

@@ -78,15 +78,10 @@ pub(crate) const RESPONSES: &[Neutral] = &[
     only("context_management", &[]),
     only("truncation", &["\"disabled\""]),
     only("max_tool_calls", &[]),
-    only("text", &["{}", "{\"format\": {\"type\": \"text\"}}"]),
 ];
 
 /// Of embeddings.
-pub(crate) const EMBEDDINGS: &[Neutral] = &[
-    // States were not trained to be cut short.
-    only("dimensions", &[]),
-    only("truncate_prompt_tokens", &[]),
-];
+pub(crate) const EMBEDDINGS: &[Neutral] = &[only("truncate_prompt_tokens", &[])];
 
 /// Of Anthropic's messages.
 pub(crate) const ANTHROPIC: &[Neutral] = &[

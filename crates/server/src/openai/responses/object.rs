@@ -234,7 +234,7 @@ impl ResponseObject {
             previous_response_id: (),
             store: false,
             temperature: sampling.temperature.unwrap_or(1.0),
-            text: json!({"format": {"type": "text"}}),
+            text: json!(fields.text.clone().unwrap_or_default()),
             tool_choice: fields.tool_choice.clone().unwrap_or_else(|| json!("auto")),
             tools: fields.tools.iter().flatten().map(tool).collect(),
             top_logprobs: fields.top_logprobs.unwrap_or(0),

@@ -1,7 +1,8 @@
 //! A request's fields.
 
+use inflight_grammar::Constraint;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::input::{Input, InputItem, messages};
@@ -10,7 +11,7 @@ use crate::error::ApiError;
 use crate::openai::logprobs::check_count;
 use crate::openai::tool_fields::choice_of_word;
 use crate::openapi::Fields;
-use crate::request::{Body, SamplingFields, StringOr, neutral};
+use crate::request::{Asked, Body, SamplingFields, StringOr, neutral};
 use crate::state::ServerState;
 
 /// Fields of responses alone.
@@ -31,6 +32,7 @@ pub(crate) struct ResponseFields {
     pub(crate) tool_choice: Option<Value>,
     pub(crate) parallel_tool_calls: Option<bool>,
     reasoning: Option<Reasoning>,
+    pub(crate) text: Option<TextField>,
     chat_template_kwargs: Option<Map<String, Value>>,
     pub(crate) metadata: Option<Map<String, Value>>,
 }
@@ -41,6 +43,49 @@ pub(crate) struct ResponseFields {
 struct StreamOptions {
     #[schemars(extend("enum" = [false, null]))]
     include_obfuscation: Option<bool>,
+}
+
+/// What the text must be.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TextField {
+    #[serde(default)]
+    format: TextFormat,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["medium", null]))]
+    verbosity: Option<String>,
+}
+
+/// As `response_format` of chats, but flat.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum TextFormat {
+    #[default]
+    Text,
+    JsonObject,
+    JsonSchema {
+        name: String,
+        schema: Value,
+        description: Option<String>,
+        strict: Option<bool>,
+    },
+}
+
+impl TextField {
+    /// What it asks for; `None`: nothing.
+    fn asked(self) -> Result<Option<Asked>, ApiError> {
+        if self.verbosity.is_some_and(|verbosity| verbosity != "medium") {
+            let reason = "leave it out or set it to \"medium\"";
+            return Err(ApiError::unsupported("text.verbosity", reason));
+        }
+        Ok(match self.format {
+            TextFormat::Text => None,
+            TextFormat::JsonObject => Some(Asked::new(Constraint::JsonObject, "text.format")),
+            TextFormat::JsonSchema { schema, .. } => {
+                Some(Asked::new(Constraint::JsonSchema(schema), "text.format.schema"))
+            }
+        })
+    }
 }
 
 /// How much to think.
@@ -167,8 +212,9 @@ impl ResponseFields {
             only_one_call: self.parallel_tool_calls == Some(false),
             continues_last: false,
             adds_generation_prompt: true,
-            asked: None,
+            asked: self.text.map_or(Ok(None), TextField::asked)?,
             variables,
+            thinking_budget: None,
         })
     }
 }
