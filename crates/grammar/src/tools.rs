@@ -118,7 +118,7 @@ pub fn optional_tool_calls(
         format!("after: {}", text(&format.after)),
     ]);
     if let Some(trigger) = trigger(format, &controls) {
-        lines.push(format!("TRIGGER[lazy]: /(?s:.*){}/", escaped(trigger)));
+        lines.push(format!("trigger[lazy]: /(?s:.*){}/", escaped(trigger)));
     }
     lines.extend(call_rules(tools, format));
     Ok(Constraint::Grammar(lines.join("\n") + "\n"))
@@ -148,7 +148,7 @@ fn after_text(opening: &str, controls: &[(&[u8], u32)]) -> String {
         return format!("TEXT? {}", marker(opening, controls));
     }
     let rest = &opening[opening.trim_end().len()..];
-    format!("TRIGGER {}", literal(rest))
+    format!("trigger {}", literal(rest))
 }
 
 /// A text as a regular expression between slashes.
