@@ -63,7 +63,7 @@ pub fn allowed(matcher: &mut dyn Matcher) -> Option<Vec<u32>> {
 pub fn follow(grammar: &SharedGrammar, tokens: &[u32]) -> Result<(), usize> {
     let mut matcher = grammar.0.start();
     for (i, token) in tokens.iter().chain([&EOS]).enumerate() {
-        if !allowed(&mut *matcher).unwrap().contains(token) {
+        if allowed(&mut *matcher).is_none_or(|allowed| !allowed.contains(token)) {
             return Err(i);
         }
         matcher.advance(*token).unwrap();
