@@ -186,7 +186,7 @@ fn calls_that_may_be_made_are_free_until_their_mark() {
         arguments_field: "arguments".to_owned(),
     };
     let spell = |text: &str| -> Vec<u32> {
-        let pieces = text.split("<|call|>").map(|piece| piece.bytes().map(u32::from).collect());
+        let pieces = text.split("<|tool|>").map(|piece| piece.bytes().map(u32::from).collect());
         pieces.collect::<Vec<Vec<u32>>>().join(&CALL)
     };
     let check = |format: &tools::CallFormat, is_parallel, good: &[String], bad: &[String]| {
@@ -199,7 +199,7 @@ fn calls_that_may_be_made_are_free_until_their_mark() {
             assert!(follow(&grammar, &spell(text)).is_err(), "{text}");
         }
     };
-    for mark in ["<call>", "<|call|>"] {
+    for mark in ["<call>", "<|tool|>"] {
         let call = |json: &str| format!("{mark}\n{json}\n</call>");
         let texts = [
             String::new(),
@@ -218,9 +218,9 @@ fn calls_that_may_be_made_are_free_until_their_mark() {
         check(&format, true, &texts, &wrong);
         check(&format, false, &texts[..4], &wrong[..2]);
     }
-    let list = |json: &str| format!("<|call|>[{json}]");
+    let list = |json: &str| format!("<|tool|>[{json}]");
     check(
-        &format("<|call|>[", "", "", "]"),
+        &format("<|tool|>[", "", "", "]"),
         true,
         &["Hi".to_owned(), list(good), format!("So: {}", list(&format!("{good}, {good}")))],
         &[list(bad), format!("So: {}", list(bad))],
@@ -250,7 +250,7 @@ fn tool_calls() {
         tool("now", json!({ "type": "object", "additionalProperties": false })),
     ];
     let format = tools::CallFormat {
-        call_start: "<|call|>\n".to_owned(),
+        call_start: "<|tool|>\n".to_owned(),
         call_end: "\n</call>".to_owned(),
         between: "\n".to_owned(),
         name_field: "name".to_owned(),
