@@ -4,10 +4,14 @@ The model is small, so nothing here depends on what it says: where a shape is wa
 """
 
 import json
+import math
+from typing import Literal
 
+import jsonschema
 import pytest
-
+from inflight import TINY_MODEL, Server
 from openai import BadRequestError
+from pydantic import BaseModel, conint, conlist
 
 QUESTION = [{"role": "user", "content": "What is the weather in Paris and in Rome?"}]
 WEATHER = {
@@ -277,9 +281,33 @@ def test_tools_of_responses(client, model):
     assert respond(client, model, input=said).output_text
 
 
+class Colour(BaseModel):
+    name: Literal["red", "green", "blue"]
+    parts: conlist(conint(ge=0, le=255), min_length=3, max_length=3)
+
+
+def test_responses_of_a_format(client, model):
+    """The client makes the schema of a type, and checks what comes with that type."""
+    options = {"model": model, "input": "Name a colour.", "temperature": 0}
+    whole = client.responses.parse(text_format=Colour, **options)
+    assert isinstance(whole.output_parsed, Colour)
+    assert whole.text.format.type == "json_schema" and whole.text.format.name == "Colour"
+    with client.responses.stream(text_format=Colour, **options) as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        assert stream.get_final_response().output_parsed == whole.output_parsed
+    assert text == whole.output_text
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+              "additionalProperties": False}
+    asked = {"format": {"type": "json_schema", "name": "it", "schema": schema}}
+    jsonschema.validate(json.loads(respond(client, model, text=asked).output_text), schema)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({"text": {"format": {"type": "json_schema", "name": "it", "schema": {"not": {}}}}},
+         "text.format.schema"),
+        ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
@@ -312,13 +340,48 @@ def test_embeddings(client, model):
     assert ids.usage.prompt_tokens == ids.usage.total_tokens == len(PROMPT_IDS)
 
 
+def test_the_first_dimensions_of_an_embedding(client, model):
+    def embedding(**options):
+        answer = client.embeddings.create(model=model, input="A cat sat on the mat.", **options)
+        return answer.data[0].embedding
+
+    whole, short = embedding(), embedding(dimensions=64)
+    length = math.sqrt(sum(x * x for x in whole[:64]))
+    assert short == pytest.approx([x / length for x in whole[:64]], abs=1e-5)
+
+
+def test_the_mean_as_an_embedding():
+    """The mean of two states lies between them: a positive sum of those of prompts that end there."""
+    def dot(a, b):
+        return sum(x * y for x, y in zip(a, b))
+
+    def embedding(server, ids):
+        answer = server.post("/v1/embeddings", {"input": [ids]})[2]
+        return answer["data"][0]["embedding"]
+
+    with Server(TINY_MODEL) as last:
+        first, second = (embedding(last, ids) for ids in ([65], [65, 90]))
+    with Server(TINY_MODEL, "--pooling", "mean") as server:
+        assert embedding(server, [65]) == pytest.approx(first, abs=1e-5)
+        mean = embedding(server, [65, 90])
+    # The mean's part in the plane of both, by their Gram matrix, is all of it.
+    c = dot(first, second)
+    assert c < 0.999
+    shares = [(dot(mean, a) - c * dot(mean, b)) / (1 - c * c)
+              for a, b in ((first, second), (second, first))]
+    assert min(shares) > 0.1
+    assert mean == pytest.approx([shares[0] * x + shares[1] * y for x, y in zip(first, second)],
+                                 abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": [10_000_000]}, "input"),
-        ({"input": "a", "dimensions": 8}, "dimensions"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 577}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
     ],
 )

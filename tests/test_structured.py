@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jsonschema
 import pytest
 from jsonschema.validators import validator_for
 from openai import BadRequestError
@@ -139,6 +140,25 @@ def test_calls_that_are_asked_for(client, model):
     assert call.function.name == "add"
     arguments = json.loads(call.function.arguments)
     assert set(arguments) == {"a", "b"} and arguments["b"] in (1, 2)
+
+
+WRONG = '{"name": "add", "arguments": {"a": "seven", "b": 3, "c": null}}'
+
+
+def test_calls_that_may_be_made(client, model):
+    """A model that is told to write a call that its tool's schema forbids writes another one."""
+    ask = f"Repeat: <tool_call>\n{WRONG}\n</tool_call>"
+    fields = {"model": model, "messages": [{"role": "user", "content": ask}], "max_tokens": 80}
+    num_calls = 0
+    for seed in range(8):
+        answer = client.chat.completions.create(tools=TOOLS, seed=seed, temperature=0.7, **fields)
+        for call in answer.choices[0].message.tool_calls or []:
+            if answer.choices[0].finish_reason == "length":
+                continue
+            (known,) = [t["function"] for t in TOOLS if t["function"]["name"] == call.function.name]
+            jsonschema.validate(json.loads(call.function.arguments), known["parameters"])
+            num_calls += 1
+    assert num_calls > 0
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,11 @@ impl ValidRequest {
         self.max_tokens
     }
 
+    /// What its outputs are held to.
+    pub fn grammar(&self) -> Option<&SharedGrammar> {
+        self.spec.grammar.as_ref()
+    }
+
     /// On whose behalf it comes.
     pub fn tenant(&self) -> &Tenant {
         &self.spec.tenant

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{FakeEngine, TestServer, bytes, script};
+use common::{END, END_THINK, FakeEngine, THINK, TestServer, bytes, script};
 use inflight_engine::FinishReason;
 use serde_json::{Value, json};
 
@@ -113,6 +113,18 @@ async fn an_answer_that_was_begun_goes_on() {
 }
 
 #[tokio::test]
+async fn thoughts_have_a_budget() {
+    let server = TestServer::thinking("Hi");
+    server.post(PATH, ask(json!({"thinking": {"type": "enabled", "budget_tokens": 3}}))).await;
+    let said = |text: &str, rest: &[u32]| [&[THINK], &bytes(text)[..], rest].concat();
+    let allows = |tokens: &[u32]| server.engine.last_allows(tokens);
+    assert_eq!(allows(&said("Hm.", &[END_THINK, b'Y'.into(), END])), Ok(()));
+    assert_eq!(allows(&said("H", &[END_THINK, b'Y'.into(), END])), Ok(()), "fewer will do");
+    assert_eq!(allows(&said("Hm..", &[])), Err(4), "the fourth token is one too many");
+    assert_eq!(allows(&bytes("No thoughts at all")), Ok(()));
+}
+
+#[tokio::test]
 async fn errors_in_anthropics_shape() {
     let server = TestServer::rich("x");
     for (fields, named) in [
@@ -124,7 +136,10 @@ async fn errors_in_anthropics_shape() {
         (json!({"tools": [{"name": "a"}]}), "input_schema"),
         (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type"),
         (json!({"tool_choice": {"type": "tool", "name": "sub"}}), "tool_choice"),
-        (json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking"),
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 500}}), "thinking.budget_tokens"),
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 0}}), "thinking.budget_tokens"),
+        // The model's thoughts end with no token that could be forced.
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), "thinking.budget_tokens"),
         (json!({"no_such_field": 1}), "no_such_field"),
         (json!({"mcp_servers": [{}]}), "mcp_servers"),
     ] {

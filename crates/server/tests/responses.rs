@@ -214,3 +214,40 @@ async fn what_is_refused() {
         assert_eq!((status.as_u16(), &error["error"]["param"]), (400, &json!(param)), "{fields}");
     }
 }
+
+#[tokio::test]
+async fn text_is_held_to_its_format() {
+    let server = TestServer::thinking("Hi");
+    let schema = json!({
+        "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+        "additionalProperties": false,
+    });
+    let asked = json!({
+        "format": {"type": "json_schema", "name": "it", "schema": schema, "strict": true},
+    });
+    let fields = json!({"text": asked, "tools": []});
+    let response = server.post(PATH, ask(fields)).await;
+    assert_eq!(response["text"]["format"]["schema"], schema);
+    assert_eq!(response["text"]["format"]["name"], "it");
+    let allows = |text: &str| server.engine.last_allows(&common::bytes(text));
+    assert_eq!(allows("{\"a\": 12}"), Ok(()));
+    assert_eq!(allows("{\"a\": \"12\"}"), Err(6));
+    let fields = json!({"text": {"format": {"type": "json_object"}}, "tools": []});
+    server.post(PATH, ask(fields)).await;
+    assert_eq!(allows("{\"b\": [true]}"), Ok(()));
+    assert_eq!(allows("[1]"), Err(0));
+    for (text, named) in [
+        (json!({"format": {"type": "xml"}}), "text"),
+        (json!({"format": {"type": 0}}), "text"),
+        (json!({"verbosity": "high"}), "text.verbosity"),
+        (
+            json!({"format": {"type": "json_schema", "name": "it", "schema": {"not": {}}}}),
+            "text.format.schema",
+        ),
+    ] {
+        let body = ask(json!({"text": text})).to_string();
+        let (status, _, error) = server.post_text(PATH, &body).await;
+        assert_eq!(status.as_u16(), 400, "{error}");
+        assert!(error["error"]["param"].as_str().unwrap().starts_with(named), "{error}");
+    }
+}

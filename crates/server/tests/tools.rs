@@ -80,6 +80,34 @@ async fn calls_whole_and_streamed() {
     assert!(!server.last_prompt().contains("<tools>"));
 }
 
+/// A model that may call tools or not is held to their schemas once it begins a call.
+#[tokio::test]
+async fn calls_of_strict_tools_are_held_to_their_schemas() {
+    let tool = |name: &str, is_strict: bool| {
+        let parameters = json!({
+            "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+            "additionalProperties": false,
+        });
+        let function = json!({"name": name, "parameters": parameters, "strict": is_strict});
+        json!({"type": "function", "function": function})
+    };
+    let server = TestServer::thinking("Hi");
+    let tools = json!([tool("strict", true), tool("free", false)]);
+    server.post(PATH, ask(json!({"tools": tools}))).await;
+    let call = |name: &str, arguments: &str| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let allows = |text: &str| server.engine.last_allows(&common::bytes(text)).is_ok();
+    assert!(allows("No { call < <tool at all"));
+    assert!(allows(&format!("Well: {}", call("strict", "{\"a\": 1}"))));
+    assert!(!allows(&call("strict", "{\"a\": \"1\"}")));
+    assert!(!allows(&call("strict", "{}")));
+    assert!(!allows(&call("unknown", "{}")));
+    assert!(allows(&call("free", "{\"a\": \"1\"}")), "it did not ask to be strict");
+    let both = call("free", "{}") + "\n" + &call("strict", "{\"a\": true}");
+    assert!(!allows(&both));
+}
+
 #[tokio::test]
 async fn a_call_that_is_cut_is_no_error() {
     let tokens = common::bytes("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": [1, ");

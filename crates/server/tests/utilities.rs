@@ -75,3 +75,22 @@ async fn readiness_is_about_getting_on() {
     check("/health/live", 503).await;
     check("/health/ready", 503).await;
 }
+
+#[tokio::test]
+async fn an_embedding_is_as_long_as_it_is_asked_to_be() {
+    // The engine's state is [3, 4].
+    let server = TestServer::saying("x");
+    for (dimensions, expected) in [(json!(null), json!([0.6, 0.8])), (json!(1), json!([1.0]))] {
+        let body = json!({"input": "a", "dimensions": dimensions});
+        let told = server.post("/v1/embeddings", body).await["data"][0]["embedding"].clone();
+        let told: Vec<f64> = serde_json::from_value(told).unwrap();
+        let expected: Vec<f64> = serde_json::from_value(expected).unwrap();
+        assert_eq!(told.len(), expected.len());
+        assert!(told.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6), "{told:?}");
+    }
+    for dimensions in [0, 3] {
+        let body = json!({"input": "a", "dimensions": dimensions}).to_string();
+        let (status, _, error) = server.post_text("/v1/embeddings", &body).await;
+        assert_eq!((status.as_u16(), &error["error"]["param"]), (400, &json!("dimensions")));
+    }
+}

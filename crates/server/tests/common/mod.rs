@@ -12,8 +12,8 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
 use inflight_engine::{
-    EngineStats, FinishReason, RequestId, RequestLimits, SubmitError, TokenSink, TokenUpdate,
-    Update, ValidRequest,
+    Allowed, EngineStats, FinishReason, RequestId, RequestLimits, SharedGrammar, SubmitError,
+    TokenSink, TokenUpdate, Update, ValidRequest,
 };
 use inflight_server::{Generate, ServerConfig, ServerState, router};
 use inflight_tokenizer::{GgufVocab, Tokenizer};
@@ -27,6 +27,9 @@ pub(crate) const END: u32 = 257;
 pub(crate) const LLAMA_HEAD: u32 = 258;
 pub(crate) const LLAMA_TAIL: u32 = 259;
 pub(crate) const HELLO: u32 = 260;
+/// Marks of thoughts as tokens, of models that have them; others spell them in bytes.
+pub(crate) const THINK: u32 = 261;
+pub(crate) const END_THINK: u32 = 262;
 pub(crate) const VOCAB_SIZE: usize = 261;
 
 /// Writes `<|im_start|>role\ncontent<|im_end|>` for each message; refuses a system message that
@@ -59,19 +62,20 @@ fn alphabet() -> Vec<char> {
 }
 
 pub(crate) fn tokenizer() -> Arc<Tokenizer> {
-    tokenizer_with(TEMPLATE)
+    tokenizer_with(TEMPLATE, VOCAB_SIZE)
 }
 
-pub(crate) fn tokenizer_with(template: &str) -> Arc<Tokenizer> {
+fn tokenizer_with(template: &str, vocab_size: usize) -> Arc<Tokenizer> {
     let alphabet = alphabet();
     let spell = |bytes: &[u8]| -> String { bytes.iter().map(|b| alphabet[*b as usize]).collect() };
     let mut tokens: Vec<String> = alphabet.iter().map(char::to_string).collect();
     let llama = "🦙".as_bytes();
     tokens.extend(["<|im_start|>", "<|im_end|>"].map(str::to_owned));
     tokens.extend([spell(&llama[..2]), spell(&llama[2..]), spell(b"Hello")]);
-    let mut token_types = vec![1; tokens.len()];
-    token_types[START as usize] = 3;
-    token_types[END as usize] = 3;
+    tokens.extend(["<think>", "</think>"].map(str::to_owned));
+    tokens.truncate(vocab_size);
+    let is_control = |id: usize| [START, END, THINK, END_THINK].contains(&(id as u32));
+    let token_types = (0..vocab_size).map(|id| if is_control(id) { 3 } else { 1 }).collect();
     let vocab = GgufVocab {
         model: "gpt2".to_owned(),
         pre: Some("gpt-2".to_owned()),
@@ -117,6 +121,8 @@ pub(crate) struct FakeEngine {
     prompts: Mutex<Vec<(Vec<u32>, usize)>>,
     /// Whose each request was, and how long it was given.
     terms: Mutex<Vec<(Option<String>, Option<Duration>)>>,
+    /// What the last one's outputs are held to.
+    grammar: Mutex<Option<SharedGrammar>>,
     aborted: Mutex<Vec<RequestId>>,
 }
 
@@ -139,6 +145,7 @@ impl FakeEngine {
             running: Mutex::default(),
             prompts: Mutex::default(),
             terms: Mutex::default(),
+            grammar: Mutex::default(),
             aborted: Mutex::default(),
         }
     }
@@ -147,6 +154,12 @@ impl FakeEngine {
     pub(crate) fn with_context(mut self, num_tokens: usize) -> Self {
         self.limits.max_model_len = num_tokens;
         self.limits.kv_cache_tokens = 4 * num_tokens;
+        self
+    }
+
+    /// Whose model has tokens for the marks of thoughts.
+    pub(crate) fn with_thought_tokens(mut self) -> Self {
+        self.limits.vocab_size = VOCAB_SIZE + 2;
         self
     }
 
@@ -197,6 +210,26 @@ impl FakeEngine {
         self.terms.lock().unwrap().iter().map(|terms| terms.1).collect()
     }
 
+    /// Whether the last request's outputs may be, or begin with, these tokens: after how many of
+    /// them one may not come.
+    pub(crate) fn last_allows(&self, tokens: &[u32]) -> Result<(), usize> {
+        let grammar = self.grammar.lock().unwrap().clone().expect("nothing is asked of it");
+        let mut matcher = grammar.0.start();
+        for (i, token) in tokens.iter().enumerate() {
+            let mut mask = vec![0_u32; self.limits.vocab_size.div_ceil(32)];
+            let is_allowed = match matcher.allowed(&mut mask).unwrap() {
+                Allowed::All => true,
+                Allowed::Nothing => false,
+                Allowed::Masked => mask[*token as usize / 32] >> (token % 32) & 1 == 1,
+            };
+            if !is_allowed {
+                return Err(i);
+            }
+            matcher.advance(*token).unwrap();
+        }
+        Ok(())
+    }
+
     /// Prompts and `max_tokens` of all requests so far.
     pub(crate) fn requests(&self) -> Vec<(Vec<u32>, usize)> {
         self.prompts.lock().unwrap().clone()
@@ -225,6 +258,7 @@ impl Generate for FakeEngine {
         self.prompts.lock().unwrap().push((request.prompt().to_vec(), request.max_tokens()));
         let tenant = request.tenant().name().map(str::to_owned);
         self.terms.lock().unwrap().push((tenant, request.timeout()));
+        *self.grammar.lock().unwrap() = request.grammar().cloned();
         // Of use to those that asked for a state only.
         let _ = sink.send_state(vec![3.0, 4.0]);
         let updates = (self.script)(request.prompt(), number);
@@ -286,7 +320,8 @@ impl TestServer {
         config.model_names.push("org/tiny".to_owned());
         config.max_body_bytes = 64 << 10;
         set(&mut config);
-        let state = ServerState::new(engine.clone(), tokenizer_with(template), config);
+        let tokenizer = tokenizer_with(template, engine.limits.vocab_size);
+        let state = ServerState::new(engine.clone(), tokenizer, config);
         Self { engine, state }
     }
 
@@ -303,6 +338,12 @@ impl TestServer {
     /// A server that says `text` and whose template knows tools and thoughts.
     pub(crate) fn rich(text: &'static str) -> Self {
         Self::rich_with(move |_, _| says(text))
+    }
+
+    /// The same of a model that has tokens for the marks of its thoughts.
+    pub(crate) fn thinking(text: &'static str) -> Self {
+        let engine = FakeEngine::new(move |_, _| says(text));
+        Self::with_template(engine.with_context(4096).with_thought_tokens(), RICH_TEMPLATE)
     }
 
     pub(crate) fn rich_with(
