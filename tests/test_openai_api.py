@@ -351,7 +351,7 @@ def test_the_first_dimensions_of_an_embedding(client, model):
 
 
 def test_the_mean_as_an_embedding():
-    """The mean of two states lies between them: a positive sum of those of prompts that end there."""
+    """The mean of two states is a positive sum of those of prompts that end there."""
     def dot(a, b):
         return sum(x * y for x, y in zip(a, b))
 

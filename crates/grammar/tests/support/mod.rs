@@ -9,8 +9,8 @@ use inflight_engine::{Allowed, Matcher, SharedGrammar};
 use inflight_grammar::{Constraint, GrammarCompiler};
 use inflight_tokenizer::{GgufVocab, Tokenizer};
 
-/// Tokens beside the bytes, whose ids are their values. None but `</s>` is one with which some model
-/// ends its turn.
+/// Tokens beside the bytes, whose ids are their values. None but `</s>` is one with which some
+/// model ends its turn.
 const WORDS: [(&str, i32); 7] = [
     ("</s>", 3),
     ("<think>", 3),
