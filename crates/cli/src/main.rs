@@ -43,6 +43,7 @@ mod start;
 mod summary;
 mod swap;
 mod text;
+mod top;
 mod trace;
 mod trace_file;
 mod tune;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args.command),
         Command::Replay(args) => replay::replay(&args),
         Command::Simulate(args) => simulate::simulate_load(&args),
+        Command::Top(args) => top::top(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Tune(args) => tune::tune(&args),
     };

@@ -16,6 +16,7 @@ mod memory;
 mod policy;
 mod replay;
 mod simulate;
+mod top;
 mod trace;
 mod tune;
 
@@ -40,6 +41,7 @@ pub(crate) use memory::MemoryArgs;
 pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};
 pub(crate) use replay::ReplayArgs;
 pub(crate) use simulate::{LoadArgs, SimulateArgs, SimulatedDeviceArgs, SimulatedKv, SpreadChoice};
+pub(crate) use top::TopArgs;
 pub(crate) use trace::TraceArgs;
 pub(crate) use tune::TuneArgs;
 
@@ -134,6 +136,9 @@ pub(crate) enum Command {
     /// Say what a model on a GPU would do under a load, and how many GPUs it needs
     #[command(after_help = simulate::SIMULATE_EXAMPLES)]
     Simulate(Box<SimulateArgs>),
+    /// Look at a running server: how busy, how fast, how full, and why the device was idle
+    #[command(after_help = top::EXAMPLES)]
+    Top(TopArgs),
     /// Show where the time of the last steps went, and why the device was idle
     #[command(after_help = trace::EXAMPLES)]
     Trace(TraceArgs),
@@ -153,6 +158,7 @@ impl Command {
             | Self::Bench(_)
             | Self::Replay(_)
             | Self::Simulate(_)
+            | Self::Top(_)
             | Self::Trace(_)
             | Self::Tune(_) => "warn",
         }
