@@ -36,6 +36,22 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Every cause.
+    pub const ALL: [Self; 12] = [
+        Self::NoWork,
+        Self::HostWaits,
+        Self::HostCollects,
+        Self::HostPlans,
+        Self::HostStages,
+        Self::HostLaunches,
+        Self::PrefillWithoutGraph,
+        Self::GraphCapture,
+        Self::Allocation,
+        Self::GrammarLate,
+        Self::InputsLate,
+        Self::Device,
+    ];
+
     /// For machines: one word.
     pub fn label(self) -> &'static str {
         match self {

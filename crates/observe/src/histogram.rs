@@ -1,6 +1,7 @@
 //! Latencies counted in buckets, as Prometheus has them.
 
 use std::{
+    borrow::Cow,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
@@ -22,7 +23,7 @@ pub struct Histogram {
 #[derive(Clone, Debug, PartialEq)]
 pub struct HistogramSnapshot {
     /// In seconds, ascending.
-    pub bounds: &'static [f64],
+    pub bounds: Cow<'static, [f64]>,
     /// Durations in each bucket, the last of which has no bound.
     pub counts: Vec<u64>,
     /// Of all durations, in seconds, or of all numbers.
@@ -67,7 +68,7 @@ impl Histogram {
     /// What was counted so far.
     pub fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot {
-            bounds: self.bounds,
+            bounds: Cow::Borrowed(self.bounds),
             counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
             sum_s: self.sum.load(Ordering::Relaxed) as f64 / self.per_unit,
         }

@@ -7,7 +7,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   inflight top                                   the server on port 8000 of this machine
   inflight top http://127.0.0.1:9000 --interval-ms 500
-  inflight top --once                            one line, for scripts";
+  inflight top --once                            figures as text, for scripts";
 
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
@@ -24,7 +24,7 @@ pub(crate) struct TopArgs {
         value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub(crate) interval_ms: u64,
 
-    /// Print one line about one interval, and leave
+    /// Print the figures of one interval as text, and leave; needs no terminal
     #[arg(long)]
     pub(crate) once: bool,
 }

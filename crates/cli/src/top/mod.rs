@@ -1,101 +1,136 @@
 //! `inflight top`: a running server's dashboard in a terminal.
 //!
-//! [`sample`]: what the server tells, and rates between two tellings. [`view`]: how that is shown.
+//! Reading order: [`source`] (asks the server), [`exposition`] (what `/metrics` says), [`sample`]
+//! (the server at one moment, and rates between two), [`history`] (all so far), [`strip`] (who was
+//! in the batch), [`lanes`] (the last steps), [`view`] (how all is shown).
 
+mod exposition;
+mod history;
+mod lanes;
 mod sample;
+mod source;
+mod strip;
+#[cfg(test)]
+mod tests;
 mod view;
 
+use std::io::{IsTerminal, stdout};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use inflight_bench::client::{Client, ServerAddress};
+use anyhow::{Context, Result, ensure};
 use ratatui::DefaultTerminal;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use self::sample::{History, Sample};
+use self::history::History;
+use self::source::Source;
 use self::view::draw;
 use crate::args::TopArgs;
 
-/// How much of the last steps the lanes show.
-const LANES_SECONDS: f64 = 0.2;
+/// How much of the last steps the lanes may show, in milliseconds, and at first.
+const WINDOWS_MS: [u64; 7] = [20, 50, 100, 200, 500, 1000, 2000];
+const FIRST_WINDOW: usize = 3;
 
 pub(crate) fn top(args: &TopArgs) -> Result<()> {
+    ensure!(
+        args.once || stdout().is_terminal(),
+        "top draws on a terminal, and this is none; --once prints figures as text"
+    );
     let source = Source::new(&args.url, args.api_key.as_deref())?;
+    let interval = Duration::from_millis(args.interval_ms);
+    let mut screen = Screen { interval, window: FIRST_WINDOW, is_paused: false };
     // Before the terminal changes: a server that is not there should be said plainly.
-    let first = source.sample()?;
+    let first = source.sample(screen.window())?;
     let mut history = History::new(args.url.to_string(), first);
     if args.once {
-        std::thread::sleep(interval(args));
-        history.push(source.sample()?);
-        println!("{}", history.line());
+        std::thread::sleep(interval);
+        history.push(source.sample(screen.window())?);
+        print!("{}", history.text());
         return Ok(());
     }
     let mut terminal = ratatui::try_init().context("top needs a terminal")?;
-    let shown = show(&mut terminal, args, &source, &mut history);
+    let shown = screen.run(&mut terminal, &source, &mut history);
     ratatui::restore();
     shown
 }
 
-fn interval(args: &TopArgs) -> Duration {
-    Duration::from_millis(args.interval_ms)
+/// What the user has chosen.
+struct Screen {
+    interval: Duration,
+    /// Which of [`WINDOWS_MS`].
+    window: usize,
+    is_paused: bool,
 }
 
-/// Draws and asks in turn until somebody leaves.
-fn show(
-    terminal: &mut DefaultTerminal,
-    args: &TopArgs,
-    source: &Source,
-    history: &mut History,
-) -> Result<()> {
-    loop {
-        terminal.draw(|frame| draw(frame, history))?;
-        let until = Instant::now() + interval(args);
-        while let Some(left) = until.checked_duration_since(Instant::now()) {
-            if event::poll(left)? && is_leaving(&event::read()?) {
-                return Ok(());
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Leave,
+    Pause,
+    Longer,
+    Shorter,
+}
+
+impl Screen {
+    /// Draws and asks in turn until somebody leaves.
+    fn run(
+        &mut self,
+        terminal: &mut DefaultTerminal,
+        source: &Source,
+        history: &mut History,
+    ) -> Result<()> {
+        let mut due = Instant::now() + self.interval;
+        loop {
+            terminal.draw(|frame| draw(frame, history, &self.foot()))?;
+            if event::poll(due.saturating_duration_since(Instant::now()))? {
+                let wish = wish(&event::read()?);
+                if wish == Some(Wish::Leave) {
+                    return Ok(());
+                }
+                self.grant(wish);
+                continue;
+            }
+            due = Instant::now() + self.interval;
+            if self.is_paused {
+                continue;
+            }
+            match source.sample(self.window()) {
+                Ok(sample) => history.push(sample),
+                Err(error) => history.error = Some(format!("{error:#}").replace('\n', "; ")),
             }
         }
-        match source.sample() {
-            Ok(sample) => history.push(sample),
-            Err(error) => history.note_error(format!("{error:#}")),
+    }
+
+    fn window(&self) -> Duration {
+        Duration::from_millis(WINDOWS_MS[self.window])
+    }
+
+    fn grant(&mut self, wish: Option<Wish>) {
+        match wish {
+            Some(Wish::Pause) => self.is_paused = !self.is_paused,
+            Some(Wish::Longer) => self.window = (self.window + 1).min(WINDOWS_MS.len() - 1),
+            Some(Wish::Shorter) => self.window = self.window.saturating_sub(1),
+            Some(Wish::Leave) | None => {}
         }
+    }
+
+    fn foot(&self) -> String {
+        let pause = if self.is_paused { "PAUSED, p goes on" } else { "p pauses" };
+        let (window, interval) = (WINDOWS_MS[self.window], self.interval.as_millis());
+        format!("q leaves  {pause}  + - steps of the last {window} ms  every {interval} ms")
     }
 }
 
-fn is_leaving(event: &Event) -> bool {
-    let Event::Key(key) = event else { return false };
-    let is_interrupt =
-        key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-    let leaves = matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) || is_interrupt;
-    key.kind == KeyEventKind::Press && leaves
-}
-
-/// Where samples come from.
-struct Source {
-    client: Client,
-    runtime: tokio::runtime::Runtime,
-}
-
-impl Source {
-    fn new(address: &ServerAddress, api_key: Option<&str>) -> Result<Self> {
-        let client = Client::new(address.clone(), api_key).context("--api-key")?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { client, runtime })
-    }
-
-    fn sample(&self) -> Result<Sample> {
-        let (state, steps) = self.runtime.block_on(async {
-            let state = self.client.get("/debug/state").await?;
-            let path = format!("/debug/timeline?seconds={LANES_SECONDS}");
-            anyhow::Ok((state, self.client.get(&path).await?))
-        })?;
-        let state = serde_json::from_slice(&state);
-        let state = state.context("/debug/state: is this a server of Inflight?")?;
-        // An engine that has done nothing yet has no steps to show.
-        let steps = inflight_observe::read_timeline(&steps).unwrap_or_default();
-        match Sample::new(&state, steps, Instant::now()) {
-            Some(sample) => Ok(sample),
-            None => bail!("/debug/state tells something else than a server of Inflight"),
-        }
+/// `None`: nothing, or that the terminal has another size.
+fn wish(event: &Event) -> Option<Wish> {
+    let Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) = event else {
+        return None;
+    };
+    match code {
+        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => Some(Wish::Leave),
+        KeyCode::Char('q') | KeyCode::Esc => Some(Wish::Leave),
+        KeyCode::Char('p' | ' ') => Some(Wish::Pause),
+        KeyCode::Char('+' | '=') => Some(Wish::Longer),
+        KeyCode::Char('-') => Some(Wish::Shorter),
+        _ => None,
     }
 }

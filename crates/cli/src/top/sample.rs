@@ -1,38 +1,60 @@
-//! What a server tells, and rates between two tellings.
+//! What a server tells at one moment, and what happened between two of them.
 
-use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use inflight_engine::StepRecord;
+use inflight_observe::HistogramSnapshot;
 use serde_json::Value;
 
-/// Rates that are remembered.
-const MAX_RATES: usize = 240;
+use super::exposition::Exposition;
+
+/// Histograms that are shown: what people call them, and what `/metrics` does.
+pub(super) const LATENCIES: [(&str, &str); 4] = [
+    ("first token", "inflight_time_to_first_token_seconds"),
+    ("between tokens", "inflight_inter_token_latency_seconds"),
+    ("whole request", "inflight_request_duration_seconds"),
+    ("in the queue", "inflight_request_queue_seconds"),
+];
+const NO_WORK: &str = "no_work";
 
 /// The server at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
-    at: Instant,
     pub(super) model: String,
     pub(super) num_running: usize,
     pub(super) num_waiting: usize,
-    /// Share of the KV cache's blocks that somebody needs.
-    pub(super) cache_usage: f64,
-    num_steps: u64,
-    num_tokens: u64,
-    busy_s: f64,
-    /// Cause and seconds, since the start.
-    idle_s: Vec<(String, f64)>,
-    /// Name, and milliseconds of half, nine tenths and 99 hundredths.
-    pub(super) latencies: Vec<(&'static str, [Option<f64>; 3])>,
+    /// Of the KV cache, and how many of them somebody needs.
+    pub(super) num_blocks: usize,
+    pub(super) num_used_blocks: usize,
+    /// Ids of the requests in the batch.
+    pub(super) batch: Vec<u64>,
     pub(super) steps: Vec<StepRecord>,
+    pub(super) totals: Totals,
 }
 
-/// What happened between two samples, each second.
+/// What was counted since the server's start.
+#[derive(Clone, Debug)]
+pub(super) struct Totals {
+    pub(super) at: Instant,
+    num_generated: f64,
+    num_computed: f64,
+    num_steps: f64,
+    busy_s: f64,
+    /// By cause.
+    idle_s: Vec<(String, f64)>,
+    /// In [`LATENCIES`]' order.
+    latencies: Vec<Option<HistogramSnapshot>>,
+}
+
+/// What happened between two moments, a second.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rates {
-    /// Tokens computed.
-    pub(super) tokens: f64,
+    /// How long that was.
+    pub(super) over: Duration,
+    /// Tokens.
+    pub(super) generated: f64,
+    /// Tokens, those of prompts too.
+    pub(super) computed: f64,
     pub(super) steps: f64,
     /// Part of the time in which the device computed.
     pub(super) busy: f64,
@@ -40,148 +62,99 @@ pub(super) struct Rates {
     pub(super) idle: Vec<(String, f64)>,
 }
 
-/// The samples so far.
-pub(super) struct History {
-    pub(super) address: String,
-    pub(super) latest: Sample,
-    /// Oldest first.
-    pub(super) rates: VecDeque<Rates>,
-    /// Why the server did not answer the last time.
-    pub(super) error: Option<String>,
-}
-
 impl Sample {
-    /// `None`, if `state` is no `/debug/state`.
-    pub(super) fn new(state: &Value, steps: Vec<StepRecord>, at: Instant) -> Option<Self> {
-        let (engine, told) = (&state["engine"], &state["steps"]);
-        let requests = engine["requests"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let num_running = requests.iter().filter(|r| r["running"] == true).count();
-        let blocks = engine["num_blocks"].as_f64().unwrap_or(0.0);
-        let free = engine["num_free_blocks"].as_f64().unwrap_or(0.0);
-        let idle = told["idle_s"].as_object()?;
-        let latency = |name, key: &str| {
-            let of = |q: &str| state["latencies"][key][q].as_f64().map(|s| s * 1e3);
-            (name, [of("p50"), of("p90"), of("p99")])
-        };
+    /// Out of `/metrics`, `/debug/state` and the steps of `/debug/timeline`; `None`: that is no
+    /// server of ours.
+    pub(super) fn new(
+        metrics: &str,
+        state: &Value,
+        steps: Vec<StepRecord>,
+        at: Instant,
+    ) -> Option<Self> {
+        let told = Exposition::parse(metrics);
+        let count = |name: &str| told.value(name).unwrap_or(0.0);
+        let model = told.label("inflight_requests_running", "model_name")?;
+        let num_blocks = count("inflight_kv_cache_blocks") as usize;
+        let num_free = count("inflight_kv_cache_free_blocks") as usize;
+        let requests = state["engine"]["requests"].as_array();
+        let running = requests.into_iter().flatten().filter(|r| r["running"] == true);
         Some(Self {
-            at,
-            model: state["models"][0].as_str()?.to_owned(),
-            num_running,
-            num_waiting: requests.len() - num_running,
-            cache_usage: if blocks > 0.0 { 1.0 - free / blocks } else { 0.0 },
-            num_steps: told["count"].as_u64()?,
-            num_tokens: told["tokens"].as_u64()?,
-            busy_s: told["busy_s"].as_f64()?,
-            idle_s: idle.iter().map(|(k, v)| (k.clone(), v.as_f64().unwrap_or(0.0))).collect(),
-            latencies: vec![
-                latency("first token", "first_token_s"),
-                latency("between tokens", "inter_token_s"),
-                latency("whole request", "request_s"),
-                latency("in the queue", "queue_s"),
-            ],
+            model: model.to_owned(),
+            num_running: count("inflight_requests_running") as usize,
+            num_waiting: count("inflight_requests_waiting") as usize,
+            num_blocks,
+            num_used_blocks: num_blocks.saturating_sub(num_free),
+            batch: running.filter_map(|request| request["id"].as_u64()).collect(),
             steps,
+            totals: Totals {
+                at,
+                num_generated: count("inflight_generated_tokens_total"),
+                num_computed: count("inflight_computed_tokens_total"),
+                num_steps: count("inflight_steps_total"),
+                busy_s: count("inflight_device_busy_seconds_total"),
+                idle_s: told.by_label("inflight_device_idle_seconds_total", "cause"),
+                latencies: LATENCIES.map(|(_, name)| told.histogram(name)).into(),
+            },
         })
     }
 
-    fn rates_since(&self, before: &Self) -> Rates {
-        let seconds = self.at.saturating_duration_since(before.at).as_secs_f64().max(1e-9);
-        let count = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
-        let idle = self.idle_s.iter().map(|(cause, s)| {
-            let then = before.idle_s.iter().find(|(other, _)| other == cause);
-            (cause.clone(), ((s - then.map_or(0.0, |(_, s)| *s)) / seconds).clamp(0.0, 1.0))
-        });
-        let mut idle: Vec<_> = idle.filter(|(_, part)| *part > 0.0).collect();
-        idle.sort_by(|a, b| b.1.total_cmp(&a.1));
+    /// Share of the KV cache's blocks that somebody needs.
+    pub(super) fn cache_usage(&self) -> f64 {
+        self.num_used_blocks as f64 / self.num_blocks.max(1) as f64
+    }
+
+    pub(super) fn rates_since(&self, before: &Totals) -> Rates {
+        let now = &self.totals;
+        let over = now.at.saturating_duration_since(before.at);
+        let seconds = over.as_secs_f64().max(1e-9);
+        let rate = |now: f64, then: f64| (now - then).max(0.0) / seconds;
+        let busy = rate(now.busy_s, before.busy_s).min(1.0);
         Rates {
-            tokens: count(self.num_tokens, before.num_tokens),
-            steps: count(self.num_steps, before.num_steps),
-            busy: ((self.busy_s - before.busy_s) / seconds).clamp(0.0, 1.0),
-            idle,
+            over,
+            generated: rate(now.num_generated, before.num_generated),
+            computed: rate(now.num_computed, before.num_computed),
+            steps: rate(now.num_steps, before.num_steps),
+            busy,
+            idle: self.idle_since(before, seconds, 1.0 - busy),
         }
     }
-}
 
-impl History {
-    pub(super) fn new(address: String, first: Sample) -> Self {
-        Self { address, latest: first, rates: VecDeque::new(), error: None }
+    /// Parts of `seconds` by cause, `room` together at most.
+    ///
+    /// Having no work is counted when the next step ends it: until then nobody tells it, and then
+    /// some of it may be from before.
+    fn idle_since(&self, before: &Totals, seconds: f64, room: f64) -> Vec<(String, f64)> {
+        let mut idle: Vec<_> = self
+            .totals
+            .idle_s
+            .iter()
+            .map(|(cause, now)| {
+                let then = before.idle_s.iter().find(|(other, _)| other == cause);
+                let then = then.map_or(0.0, |(_, then)| *then);
+                (cause.clone(), ((now - then) / seconds).clamp(0.0, room))
+            })
+            .collect();
+        let others: f64 = idle.iter().filter(|(cause, _)| cause != NO_WORK).map(|(_, p)| p).sum();
+        let left = (room - others).max(0.0);
+        let has_work = self.num_running + self.num_waiting > 0;
+        let counted = idle.iter().position(|(cause, _)| cause == NO_WORK);
+        let counted = counted.map_or(0.0, |at| idle.swap_remove(at).1);
+        idle.push((NO_WORK.to_owned(), if has_work { counted.min(left) } else { left }));
+        idle.retain(|(_, part)| *part > 0.0);
+        idle.sort_by(|a, b| b.1.total_cmp(&a.1));
+        idle
     }
 
-    pub(super) fn push(&mut self, sample: Sample) {
-        if self.rates.len() == MAX_RATES {
-            self.rates.pop_front();
-        }
-        self.rates.push_back(sample.rates_since(&self.latest));
-        (self.latest, self.error) = (sample, None);
-    }
-
-    pub(super) fn note_error(&mut self, error: String) {
-        self.error = Some(error);
-    }
-
-    /// All in one line, for files and scripts.
-    pub(super) fn line(&self) -> String {
-        let rates = self.rates.back().cloned().unwrap_or_default();
-        let Sample { model, num_running, num_waiting, cache_usage, .. } = &self.latest;
-        format!(
-            "{model}: busy {:.1} %, {:.0} tokens/s, {:.0} steps/s, {num_running} running, \
-             {num_waiting} waiting, KV {:.1} %",
-            100.0 * rates.busy,
-            rates.tokens,
-            rates.steps,
-            100.0 * cache_usage
-        )
-    }
-}
-
-#[cfg(test)]
-pub(super) mod tests {
-    use std::time::Duration;
-
-    use inflight_engine::Span;
-    use serde_json::json;
-
-    use super::*;
-
-    /// A server after `seconds`, of which the device computed three quarters.
-    pub(in super::super) fn sample(origin: Instant, seconds: u64) -> Sample {
-        let state = json!({
-            "models": ["smol"],
-            "engine": {
-                "requests": [{"running": true}, {"running": true}, {"running": false}],
-                "num_blocks": 100, "num_free_blocks": 60,
-            },
-            "steps": {"count": 50 * seconds, "tokens": 800 * seconds,
-                "busy_s": 0.75 * seconds as f64,
-                "idle_s": {"no_work": 0.2 * seconds as f64, "host_waits": 0.05 * seconds as f64}},
-            "latencies": {"first_token_s": {"p50": 0.1, "p90": 0.2, "p99": null}},
-        });
-        let span = |start, end| Span {
-            start: Duration::from_millis(start),
-            end: Duration::from_millis(end),
-        };
-        let step = |at: u64| StepRecord {
-            batch: at,
-            plan: span(at, at + 5),
-            compute: span(at + 5, at + 15),
-            ..StepRecord::default()
-        };
-        Sample::new(&state, vec![step(0), step(20)], origin + Duration::from_secs(seconds)).unwrap()
-    }
-
-    #[test]
-    fn rates_are_differences_by_the_second() {
-        let origin = Instant::now();
-        let mut history = History::new("a".into(), sample(origin, 4));
-        history.push(sample(origin, 6));
-        let rates = history.rates.back().unwrap();
-        assert!((rates.tokens - 800.0).abs() < 1e-6 && (rates.steps - 50.0).abs() < 1e-6);
-        assert!((rates.busy - 0.75).abs() < 1e-9);
-        let causes: Vec<_> = rates.idle.iter().map(|(cause, _)| cause.as_str()).collect();
-        assert_eq!(causes, ["no_work", "host_waits"]);
-        assert_eq!(
-            history.line(),
-            "smol: busy 75.0 %, 800 tokens/s, 50 steps/s, 2 running, 1 waiting, KV 40.0 %"
-        );
-        assert!(Sample::new(&json!({"models": ["x"]}), vec![], origin).is_none());
+    /// Milliseconds of half, nine tenths and 99 hundredths of what was measured since `before`, in
+    /// [`LATENCIES`]' order; `None`: nothing was.
+    pub(super) fn latencies_since(&self, before: &Totals) -> [[Option<f64>; 3]; LATENCIES.len()] {
+        std::array::from_fn(|i| {
+            let Some(mut since) = self.totals.latencies[i].clone() else { return [None; 3] };
+            if let Some(then) = &before.latencies[i] {
+                let counts = since.counts.iter_mut().zip(&then.counts);
+                counts.for_each(|(now, then)| *now = now.saturating_sub(*then));
+            }
+            [0.5, 0.9, 0.99].map(|q| since.quantile(q).map(|s| 1e3 * s))
+        })
     }
 }
