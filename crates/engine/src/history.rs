@@ -164,4 +164,47 @@ mod tests {
         ban_words(&words, &[9, 2, 1], &mut bias);
         assert_eq!(bias, [(5, f32::NEG_INFINITY), (2, f32::NEG_INFINITY), (3, f32::NEG_INFINITY)]);
     }
+
+    /// By the description's own words and by transformers; see `tests/make_history_fixtures.py`.
+    #[test]
+    fn histories_weigh_what_others_have_them_weigh() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/history.json");
+        let cases: Vec<serde_json::Value> =
+            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let ids = |value: &serde_json::Value| -> Vec<u32> {
+            serde_json::from_value(value.clone()).unwrap()
+        };
+        let mut num_penalties = 0;
+        for case in &cases {
+            let (tokens, rule) = (ids(&case["tokens"]), &case["rule"]);
+            let breakers = ids(&case["breakers"]).into_iter().map(|id| (id, vec![vec![]]));
+            let params = DryParams {
+                multiplier: rule["multiplier"].as_f64().unwrap() as f32,
+                base: rule["base"].as_f64().unwrap() as f32,
+                allowed_length: rule["allowed_length"].as_u64().unwrap() as usize,
+                last_n: rule["last_n"].as_u64().unwrap() as usize,
+                breakers: Arc::new(DryBreakers(breakers.collect())),
+            };
+            let mut bias = Vec::new();
+            params.penalise(&tokens, &mut bias);
+            bias.sort_by_key(|(token, _)| *token);
+            let expected: Vec<(u32, f32)> =
+                serde_json::from_value(case["penalties"].clone()).unwrap();
+            assert_eq!(bias.len(), expected.len(), "{case}: {bias:?}");
+            for ((token, change), (expected, penalty)) in bias.iter().zip(expected) {
+                assert_eq!(*token, expected, "{case}");
+                assert!((change + penalty).abs() <= 1e-5 * penalty, "{case}: {change}");
+                num_penalties += 1;
+            }
+
+            let words: Vec<Vec<u32>> = serde_json::from_value(case["words"].clone()).unwrap();
+            let mut bias = Vec::new();
+            ban_words(&words, &tokens, &mut bias);
+            let mut banned: Vec<u32> = bias.iter().map(|(token, _)| *token).collect();
+            banned.sort_unstable();
+            banned.dedup();
+            assert_eq!(banned, ids(&case["banned"]), "{case}");
+        }
+        assert!(num_penalties > 100, "{num_penalties}");
+    }
 }

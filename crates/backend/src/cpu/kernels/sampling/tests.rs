@@ -10,6 +10,8 @@ use crate::{
     step::MAX_TOP_LOGPROBS,
 };
 
+mod reference;
+
 const ALL: SamplingRow = SamplingRow { temperature: 1.0, ..SamplingRow::GREEDY };
 
 /// A batch of sampled rows.
