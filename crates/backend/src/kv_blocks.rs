@@ -1,6 +1,6 @@
 //! The KV cache as blocks to copy and to move: whatever a block consists of, it is copied whole.
 
-use crate::{Backend, KvLayer, KvLayout};
+use crate::{AttentionShape, Backend, DeviceBatch, KvLayer, KvLayout, StepShape};
 
 /// All memory of a KV cache, in parts that each have the block as outermost extent.
 ///
@@ -38,6 +38,56 @@ pub enum MoveWay<'a, B: Backend> {
     WithinDevice,
     ToHost(&'a B::HostBuffer),
     FromHost(&'a B::HostBuffer),
+}
+
+/// A block to copy with keys that were rotated to other positions than they are to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct BlockTurn {
+    pub from: u32,
+    pub to: u32,
+    /// By how many positions the keys move on; there is a row of the rotary table for it.
+    pub by: u32,
+}
+
+/// Arguments of [`Backend::turn_blocks`].
+#[allow(missing_docs)]
+pub struct TurnBlocks<'a, B: Backend> {
+    /// All layers.
+    pub kv: &'a [KvLayer<B>],
+    pub attention: AttentionShape,
+    /// As for [`crate::ops::RopeAndCache`]. Factors that it has beside rotation do not count: keys
+    /// have had them.
+    pub rotary_table: &'a B::Buffer,
+    pub rotary_dim: usize,
+    pub interleaved: bool,
+    /// No block is written twice, or written and read.
+    pub turns: &'a [BlockTurn],
+}
+
+/// A row whose prompt ends with it and is to be cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct PromptCut {
+    /// Which of the step's rows.
+    pub row: usize,
+    /// New tokens at the row's end that decide, and that stay.
+    pub num_observed: usize,
+    /// Where what stays is copied to, in the order of tokens; all full.
+    pub blocks: Vec<u32>,
+}
+
+/// Arguments of [`Backend::cut_prompts`]: those of the attention before it.
+#[allow(missing_docs)]
+pub struct CutPrompts<'a, B: Backend> {
+    /// `[num_tokens, qkv_len]`; only the queries are read.
+    pub qkv: &'a B::Buffer,
+    pub kv: &'a KvLayer<B>,
+    pub attention: AttentionShape,
+    pub scale: f32,
+    pub batch: &'a DeviceBatch<B>,
+    pub step: StepShape,
+    pub cuts: &'a [PromptCut],
 }
 
 impl<B: Backend> KvBlocks<B> {

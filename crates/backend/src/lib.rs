@@ -38,7 +38,9 @@ pub use cuda::{CudaBackend, CudaConfig};
 pub use dtype::Dtype;
 pub use error::BackendError;
 pub use history::{HistoryInputs, HistoryLayout, HistoryShape};
-pub use kv_blocks::{BlockPair, KvBlocks, MoveBlocks, MoveWay};
+pub use kv_blocks::{
+    BlockPair, BlockTurn, CutPrompts, KvBlocks, MoveBlocks, MoveWay, PromptCut, TurnBlocks,
+};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use late::{LateRow, LateWriter};
 pub use mapped_file::MappedFile;

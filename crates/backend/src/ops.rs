@@ -7,8 +7,8 @@
 use std::{any::Any, time::Duration};
 
 use crate::{
-    BackendError, Ceilings, Clock, Dtype, HistoryShape, HostTensor, KvDtype, KvLayout, MoveBlocks,
-    StepCapacity, StepShape,
+    BackendError, Ceilings, Clock, CutPrompts, Dtype, HistoryShape, HostTensor, KvDtype, KvLayout,
+    MoveBlocks, StepCapacity, StepShape, TurnBlocks,
 };
 
 /// A device that runs operators in order on streams.
@@ -195,6 +195,38 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ) -> Result<(), BackendError> {
         let _ = (args, stream);
         Err(BackendError::Unsupported(format!("{}: no moves of blocks", self.description())))
+    }
+
+    /// Copies blocks of the KV cache with keys turned to other positions. On the compute stream.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    fn turn_blocks(
+        &self,
+        args: TurnBlocks<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        let _ = (args, stream);
+        Err(BackendError::Unsupported(format!("{}: no turning of keys", self.description())))
+    }
+
+    /// Copies of each prompt's keys and values those that the prompt's end attends to most, each
+    /// head's own, to other blocks.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    fn cut_prompts(
+        &self,
+        args: CutPrompts<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        let _ = (args, stream);
+        Err(BackendError::Unsupported(format!("{}: no cutting of prompts", self.description())))
+    }
+
+    /// Whether [`Backend::cut_prompts`] works.
+    fn cuts_prompts(&self) -> bool {
+        false
     }
 
     // --- operators ---

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use inflight_backend::{Backend, philox};
-use inflight_engine::{Engine, EngineConfig, MemoryConfig, SamplingParams};
+use inflight_engine::{Engine, EngineConfig, KvKeep, MemoryConfig, SamplingParams};
 use inflight_model::{Decoder, eval::all_logits};
 
 use crate::{BuiltInConfig, OfflineWorkload, RequestLengths, run_offline};
@@ -68,6 +68,7 @@ fn tokens<B: Backend>(backend: &B, setting: Setting) -> Result<Vec<Vec<u32>>> {
         block_size,
         num_blocks: max_num_seqs * MAX_MODEL_LEN.div_ceil(block_size),
         max_outstanding: num_prompts + 1,
+        kv_keep: KvKeep::All,
         memory: MemoryConfig::default(),
     };
     let (engine, handle) = Engine::new(backend.clone(), decoder(backend)?, config)?;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use inflight_backend::Backend;
-use inflight_engine::{Engine, EngineConfig, MemoryConfig, SamplingParams};
+use inflight_engine::{Engine, EngineConfig, KvKeep, MemoryConfig, SamplingParams};
 use inflight_model::Decoder;
 
 use crate::{BuiltInConfig, OfflineRun, OfflineWorkload, Report, RequestLengths, run_offline};
@@ -61,6 +61,7 @@ fn run<B: Backend>(backend: &B, overlap: bool) -> Result<OfflineRun> {
         num_blocks: NUM_REQUESTS * MAX_MODEL_LEN.div_ceil(block_size),
         memory: MemoryConfig::default(),
         max_outstanding: NUM_REQUESTS + 1,
+        kv_keep: KvKeep::All,
     };
     let (engine, handle) = Engine::new(backend.clone(), decoder, config)?;
     let workload = OfflineWorkload {
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_cpu_gives_the_same_tokens() {
-        for kv_dtype in [KvDtype::F16, KvDtype::Int8, KvDtype::Fp8] {
+        for kv_dtype in [KvDtype::F16, KvDtype::Int8, KvDtype::Fp8, KvDtype::Int4] {
             let config = CpuConfig { num_threads: 2, kv_dtype, ..CpuConfig::detect() };
             let check = check_loop(&CpuBackend::new(config).unwrap()).unwrap();
             assert_eq!(check.num_tokens, NUM_REQUESTS * OUTPUT_LEN);

@@ -54,6 +54,7 @@ mod tests {
             block_size: 16,
             num_blocks: 1000,
             memory: Default::default(),
+            kv_keep: Default::default(),
             max_outstanding: 8,
         };
         let dtypes = [KvDtype::Bf16, KvDtype::F32, KvDtype::Int8];

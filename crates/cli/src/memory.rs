@@ -62,7 +62,7 @@ fn fit(
     let wanted = engine.num_blocks;
     let enough = match resolved.is_kv_cache_fixed {
         true => wanted,
-        false => wanted.min(engine.max_model_len.div_ceil(engine.block_size)),
+        false => wanted.min(engine.blocks_per_sequence()),
     };
     let planned = loop {
         let planned = plan(engine.working_bytes(model, activations));

@@ -3,12 +3,12 @@
 use std::fs;
 use std::num::NonZeroUsize;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use inflight_backend::{
     CpuConfig, KvDtype, SimdLevel, WeightPrecision,
     cuda::{Numerics, Softmax},
 };
-use inflight_engine::{EngineConfig, MemoryConfig};
+use inflight_engine::{EngineConfig, KvKeep, MemoryConfig};
 use inflight_model::{ModelConfig, kv_bytes_per_block};
 
 use crate::args::{DeviceWait, EngineArgs, KvChoice, SoftmaxChoice, WeightDtype};
@@ -19,6 +19,8 @@ use crate::swap::{HostBytes, give_host_memory, resolve_host_bytes};
 const UNKNOWN_MEMORY_BYTES: u64 = 8 << 30;
 /// On CPUs the KV cache gets this share of the memory, unless told otherwise.
 const KV_CACHE_SHARE: u64 = 4;
+/// Most tokens of a request that keeps only the latest: the rotary table has a row for each.
+const MAX_STREAM_LEN: usize = 1 << 20;
 /// Share of a GPU's memory that is used, unless told otherwise.
 const GPU_MEMORY_UTILIZATION: f64 = 0.9;
 
@@ -124,7 +126,9 @@ fn kv_dtype_on_gpus(args: &EngineArgs) -> KvDtype {
     match args.kv_cache_dtype {
         KvChoice::Fp8 => KvDtype::Fp8,
         KvChoice::Int8 => KvDtype::Int8,
-        KvChoice::Auto | KvChoice::F32 | KvChoice::F16 | KvChoice::Bf16 => KvDtype::Bf16,
+        KvChoice::Auto | KvChoice::F32 | KvChoice::F16 | KvChoice::Bf16 | KvChoice::Int4 => {
+            KvDtype::Bf16
+        }
     }
 }
 
@@ -150,6 +154,7 @@ pub(crate) fn resolve_on_cpu(
         KvChoice::Bf16 => KvDtype::Bf16,
         KvChoice::Fp8 => KvDtype::Fp8,
         KvChoice::Int8 => KvDtype::Int8,
+        KvChoice::Int4 => KvDtype::Int4,
     };
     let weights = match args.dtype {
         WeightDtype::Auto => WeightPrecision::Native,
@@ -195,8 +200,12 @@ pub(crate) fn resolve_on_gpu(
         "--dtype f32 is for CPUs; GPUs compute with bf16 weights (see --device)"
     );
     ensure!(
-        !matches!(args.kv_cache_dtype, KvChoice::F16 | KvChoice::F32),
+        !matches!(args.kv_cache_dtype, KvChoice::F16 | KvChoice::F32 | KvChoice::Int4),
         "--kv-cache-dtype: on GPUs the KV cache is of bf16, fp8 or int8"
+    );
+    ensure!(
+        !matches!(args.memory.kv_keep(), KvKeep::Attended(_)),
+        "--kv-budget is for CPUs: no kernel of GPUs tells what a prompt's end attends to"
     );
     let kv_dtype = kv_dtype_on_gpus(args);
     let usual = Usual { kv_dtype, block_size: block_size_on_gpus(kv_dtype), ..USUAL_ON_GPUS };
@@ -240,14 +249,16 @@ fn resolve_engine(
         max_num_batched_tokens,
         max_model_len,
         block_size,
-        num_blocks: max_model_len.div_ceil(block_size).saturating_mul(max_num_seqs),
+        num_blocks: 0,
         memory: MemoryConfig {
             prefix_caching: args.memory.prefix_caching(),
             preemption: args.memory.preemption(),
             ..MemoryConfig::default()
         },
+        kv_keep: args.memory.kv_keep(),
         max_outstanding: max_num_seqs.saturating_add(workload.max_queue),
     };
+    engine.num_blocks = engine.blocks_per_sequence().saturating_mul(max_num_seqs);
     let asked = match (args.kv_cache_tokens, args.kv_cache_memory) {
         (Some(tokens), _) => Some(tokens.get().div_ceil(block_size)),
         (None, Some(gib)) => {
@@ -267,9 +278,15 @@ pub(crate) fn block_size_on_gpus(kv_dtype: KvDtype) -> usize {
 fn resolve_max_model_len(args: &EngineArgs, model: &ModelConfig) -> Result<usize> {
     let made_for = model.max_position;
     let asked = args.max_model_len.map_or(made_for, NonZeroUsize::get);
+    let is_stream = matches!(args.memory.kv_keep(), KvKeep::Latest(_));
     ensure!(
-        asked <= made_for,
-        "--max-model-len is {asked}, but the model was made for {made_for} tokens"
+        asked <= made_for || is_stream,
+        "--max-model-len is {asked}, but the model was made for {made_for} tokens; --kv-window \
+         lets requests go on beyond that"
+    );
+    ensure!(
+        asked <= MAX_STREAM_LEN,
+        "--max-model-len is {asked}; it must be at most {MAX_STREAM_LEN}"
     );
     ensure!(asked >= 2, "--max-model-len is {asked}; a prompt and its answer need at least 2");
     Ok(asked)
@@ -288,6 +305,14 @@ fn check_blocks(engine: &EngineConfig, model: &ModelConfig, kv_dtype: KvDtype) -
         "the KV cache has no room for a block of {block_size} tokens, which takes {bytes} bytes; \
          give it more by --kv-cache-memory"
     );
+    let kv_cache_tokens = engine.num_blocks.saturating_mul(block_size);
+    if let Err(reason) = engine.kv_terms(model).check(engine.kv_keep, kv_cache_tokens) {
+        let flag = match engine.kv_keep {
+            KvKeep::Attended(_) => "--kv-budget",
+            KvKeep::All | KvKeep::Latest(_) => "--kv-window",
+        };
+        bail!("{flag} {reason}");
+    }
     let whole = engine.num_blocks.checked_mul(bytes);
     ensure!(whole.is_some(), "the KV cache is larger than any memory; see --kv-cache-tokens");
     Ok(())
@@ -353,6 +378,7 @@ mod tests {
             block_size: 16,
             num_blocks: 4096 / 16 * 64,
             memory: MemoryConfig { max_moved_blocks: 32768, ..MemoryConfig::default() },
+            kv_keep: KvKeep::All,
             max_outstanding: 64 + 1024,
         };
         assert_eq!(engine, expected, "64 full sequences take 32 MiB of the quarter of 1 GiB");
@@ -386,6 +412,7 @@ mod tests {
             block_size: 8,
             num_blocks: 4 * 13,
             memory: MemoryConfig { max_moved_blocks: 32768, ..MemoryConfig::default() },
+            kv_keep: KvKeep::All,
             max_outstanding: 4,
         };
         assert_eq!(engine, expected);
@@ -448,6 +475,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept() {
+        let blocks = |flags| resolved(flags).unwrap().engine.num_blocks;
+        // A window of 1008, sinks of 16 and those as they were computed; all for one sequence.
+        let one = "--max-num-seqs 1 --max-model-len 65536 --kv-window 1000";
+        assert_eq!(blocks(one), (1008 + 2 * 16) / 16);
+        assert_eq!(blocks(&format!("{one} --kv-sinks 0")), 1008 / 16);
+        let check = |flags: &str, expected: &str| {
+            let error = resolved(flags).unwrap_err().to_string();
+            assert!(error.contains(expected), "{flags}: {error}");
+        };
+        check("--max-model-len 5000", "made for 4096 tokens; --kv-window");
+        check("--kv-window 5000", "--kv-window is too large");
+        check("--kv-window 1000 --kv-cache-tokens 1024", "take 1040 places");
+        check("--kv-budget 20", "--kv-budget has a budget of 20 tokens; it must be at least 48");
+        check("--kv-window 99 --max-model-len 2000000", "it must be at most 1048576");
+        assert!(on_gpu("--kv-budget 1000").unwrap_err().to_string().contains("for CPUs"));
+        assert!(on_gpu("--kv-cache-dtype int4").is_err());
+        assert_eq!(on_gpu(one).unwrap().engine.num_blocks, (1008 + 2 * 16) / 16);
+    }
+
+    #[test]
     fn prefix_caching() {
         let check = |flags: &str, expected| {
             assert_eq!(resolved(flags).unwrap().engine.memory.prefix_caching, expected, "{flags}");
@@ -483,6 +531,7 @@ mod tests {
             block_size: 16,
             num_blocks: 4096 / 16 * 256,
             memory: MemoryConfig::default(),
+            kv_keep: KvKeep::All,
             max_outstanding: 256 + 1024,
         };
         assert_eq!(resolved.engine, expected);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use inflight_backend::{Dtype, KvDtype};
-use inflight_engine::{EngineConfig, MemoryConfig};
+use inflight_engine::{EngineConfig, KvKeep, MemoryConfig};
 use inflight_model::{ModelConfig, ModelFiles, kv_bytes_per_block};
 use inflight_sim::plan::{
     Aims, Fleet, Lengths, PlanReport, Planned, Workload, gpus_needed, simulate,
@@ -189,8 +189,14 @@ fn engine(
             preemption: args.memory.preemption(),
             ..MemoryConfig::default()
         },
+        kv_keep: args.memory.kv_keep(),
         max_outstanding: workload.num_requests + 1,
     };
+    let keeps_all = engine.kv_keep == KvKeep::All;
+    ensure!(
+        keeps_all,
+        "--kv-window and --kv-budget cannot be simulated: there are no keys to keep"
+    );
     let kv_dtype = match asked.kv_cache_dtype {
         SimulatedKv::Bf16 => KvDtype::Bf16,
         SimulatedKv::Fp8 => KvDtype::Fp8,

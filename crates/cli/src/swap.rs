@@ -53,7 +53,7 @@ fn bytes(gib: f64, flag: &str) -> Result<usize> {
 /// For requests that give way: none if nobody ever has to, and at most one for every token that may
 /// have to. Cold prefixes have what was asked for; both share all of it.
 pub(crate) fn give_host_memory(engine: &mut EngineConfig, bytes: HostBytes, block_bytes: usize) {
-    let most = engine.max_model_len.div_ceil(engine.block_size).saturating_mul(engine.max_num_seqs);
+    let most = engine.blocks_per_sequence().saturating_mul(engine.max_num_seqs);
     let memory = &mut engine.memory;
     let is_of_use = memory.preemption != Preemption::Recompute && most > engine.num_blocks;
     let block_bytes = block_bytes.max(1);

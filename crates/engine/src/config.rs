@@ -4,7 +4,7 @@ use inflight_backend::{Dtype, HistoryShape, OutputLayout, StepCapacity, late::la
 use inflight_model::ModelConfig;
 use inflight_scheduler::{MemoryConfig, SchedulerConfig};
 
-use crate::RequestLimits;
+use crate::{KvKeep, KvTerms, RequestLimits};
 
 /// What the engine is told once, when it starts. Every value is resolved: no `auto`, no -1.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct EngineConfig {
     pub num_blocks: usize,
     /// What is kept in it, and how sequences give way when it is full.
     pub memory: MemoryConfig,
+    /// What requests keep in it that do not say.
+    pub kv_keep: KvKeep,
     /// Most requests running and waiting; over it callers are refused at once.
     pub max_outstanding: usize,
 }
@@ -62,11 +64,33 @@ impl EngineConfig {
         }
     }
 
-    pub(crate) fn limits(&self, vocab_size: usize) -> RequestLimits {
+    pub(crate) fn limits(&self, model: &ModelConfig, cuts_prompts: bool) -> RequestLimits {
         RequestLimits {
             max_model_len: self.max_model_len,
             kv_cache_tokens: self.num_blocks * self.block_size,
-            vocab_size,
+            vocab_size: model.vocab_size,
+            kv: KvTerms { cuts_prompts, ..self.kv_terms(model) },
+        }
+    }
+
+    /// Most blocks that a sequence takes at once, if the model sees all that is kept.
+    pub fn blocks_per_sequence(&self) -> usize {
+        let terms = KvTerms {
+            usual: self.kv_keep,
+            block_size: self.block_size,
+            max_row_len: self.max_num_batched_tokens,
+            ..KvTerms::UNBOUND
+        };
+        terms.most_blocks(self.max_model_len)
+    }
+
+    /// What decides how many tokens a request may have, given what it keeps.
+    pub fn kv_terms(&self, model: &ModelConfig) -> KvTerms {
+        KvTerms {
+            usual: self.kv_keep,
+            block_size: self.block_size,
+            max_row_len: self.max_num_batched_tokens,
+            ..KvTerms::of(model)
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod collect;
 mod outside;
+mod score;
 
 use std::{
     collections::VecDeque,
@@ -21,6 +22,9 @@ use inflight_kv_cache::PrefixKey;
 use inflight_model::Decoder;
 use inflight_scheduler::{Batch, Moves, SequenceId, SequenceSpec, Service, record::Recorded};
 
+pub use score::Scores;
+pub(crate) use score::told;
+
 use crate::{
     EngineConfig, EngineError, EngineHandle, EngineSnapshot, EngineStats, FinishReason, Pooling,
     RequestId, StepRecord,
@@ -33,7 +37,7 @@ use crate::{
     late,
     live_requests::{LiveRequest, LiveRequests},
     probes::{Probe, ProbeInputs, Probing, Stretch},
-    runner::{ModelRunner, StepSlots},
+    runner::{self, ModelRunner, StepSlots},
     staging::{self, Staged},
     trace::TraceClock,
 };
@@ -118,7 +122,7 @@ impl<B: Backend> Engine<B> {
         let clock = TraceClock::start(&backend, &streams.compute)?;
         let handle = EngineHandle {
             commands,
-            limits: config.limits(decoder.config().vocab_size),
+            limits: config.limits(decoder.config(), backend.cuts_prompts()),
             outstanding: Arc::new(AtomicUsize::new(0)),
             max_outstanding: config.max_outstanding,
             next_id: Arc::new(AtomicU64::new(0)),
@@ -293,7 +297,7 @@ impl<B: Backend> Engine<B> {
         let id = SequenceId(submission.id.0);
         let submitted = self.clock.at(submission.submitted);
         self.scheduler.set_now(self.clock.now());
-        let (spec, max_tokens) = submission.request.into_spec();
+        let (spec, max_tokens, retention) = submission.request.into_spec();
         let probe = match (spec.prompt_logprobs, spec.pooling) {
             (Some(num_top), _) => Some(Probe::logprobs(num_top)),
             (None, Some(Pooling::Mean)) => Some(Probe::mean()),
@@ -312,6 +316,7 @@ impl<B: Backend> Engine<B> {
             },
             prefix_key: PrefixKey { salt: spec.cache_salt.map(Into::into), ..PrefixKey::default() },
             shares_prompt_of: spec.shares_prompt_of.map(|leader| SequenceId(leader.0)),
+            retention,
             ..SequenceSpec::new(id, spec.prompt)
         };
         if let Err(error) = self.scheduler.add(sequence) {
@@ -355,7 +360,7 @@ impl<B: Backend> Engine<B> {
             .sampled_rows()
             .any(|row| self.requests.get_mut(row.id).pooling == Some(Pooling::LastToken));
         let (enqueued, launch) = self.timed(|engine| {
-            engine.enqueue_forward(id, step, &batch.moves)?;
+            engine.enqueue_forward(id, step, &batch)?;
             if pools {
                 engine.enqueue_states(id, step)?;
             }
@@ -396,8 +401,9 @@ impl<B: Backend> Engine<B> {
         &mut self,
         id: IoSlotId,
         step: StepShape,
-        moves: &Moves,
+        batch: &Batch,
     ) -> Result<(), BackendError> {
+        let moves = &batch.moves;
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
         let (previous, history) = (self.io.before(id), self.history.shape());
         backend.record(&io.h2d.started, &streams.h2d)?;
@@ -426,8 +432,11 @@ impl<B: Backend> Engine<B> {
         backend.wait(&io.h2d.done, &streams.compute)?;
         backend.record(&io.compute.started, &streams.compute)?;
         self.mover.copy(backend, moves, &streams.compute)?;
+        self.runner.turn_blocks(backend, &batch.turns, &streams.compute)?;
         self.runner.count_history(backend, io, history, &streams.compute)?;
-        self.runner.forward(backend, &StepSlots { id, io, previous }, step, &streams.compute)
+        let cuts = runner::cuts(batch);
+        let slots = StepSlots { id, io, previous, cuts: &cuts };
+        self.runner.forward(backend, &slots, step, &streams.compute)
     }
 
     fn enqueue_states(&self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {
@@ -443,7 +452,7 @@ impl<B: Backend> Engine<B> {
     ) -> Result<(), BackendError> {
         let Draw { step, is_unusual, num_output_words, probing } = draw;
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
-        let slots = StepSlots { id, io, previous: self.io.before(id) };
+        let slots = StepSlots { id, io, previous: self.io.before(id), cuts: &[] };
         self.runner.sample(backend, &slots, step, is_unusual, &streams.compute)?;
         if probing.shape.num_sampled > 0 {
             self.runner.probe(backend, &slots, probing, &streams.compute)?;

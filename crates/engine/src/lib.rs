@@ -23,6 +23,7 @@ mod grammar_workers;
 mod handle;
 mod history;
 mod io_slot;
+mod kv_keep;
 mod late;
 mod live_requests;
 mod memory_stats;
@@ -37,7 +38,7 @@ mod update;
 pub use black_box::OnFailure;
 pub use cache_file::CacheFileOptions;
 pub use config::EngineConfig;
-pub use engine::Engine;
+pub use engine::{Engine, Scores};
 pub use error::EngineError;
 pub use grammar::{Allowed, Grammar, Matcher, SharedGrammar};
 pub use handle::{EngineHandle, EngineStats, SubmitError, Tuning};
@@ -49,6 +50,7 @@ pub use inflight_scheduler::{
     Batching, Decision, Gate, HeldBack, Lapse, LimitedBy, MemoryConfig, Mixing, Order, Policy,
     Preemption, Share, Targets, Tenant,
 };
+pub use kv_keep::{KvKeep, KvTerms, KvWindow};
 pub use memory_stats::MemoryStats;
 pub use request::{
     InvalidRequest, Pooling, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,

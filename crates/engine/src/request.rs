@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use inflight_backend::step::MAX_TOP_LOGPROBS;
+use inflight_kv_cache::Retention;
 use inflight_scheduler::Tenant;
 
-use crate::{DryParams, SharedGrammar};
+use crate::{DryParams, KvKeep, KvTerms, SharedGrammar};
 
 /// Identifies a request, and the one sequence it has in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -120,6 +121,8 @@ pub struct RequestSpec {
     /// Time from its arrival after which its result is of no use: it then ends as
     /// [`FinishReason::Lapsed`](crate::FinishReason::Lapsed).
     pub timeout: Option<Duration>,
+    /// What stays in the KV cache; `None`: what the engine's configuration says.
+    pub kv_keep: Option<KvKeep>,
 }
 
 /// What of a prompt's states is told.
@@ -141,6 +144,8 @@ pub struct RequestLimits {
     pub kv_cache_tokens: usize,
     /// Token ids are below this.
     pub vocab_size: usize,
+    /// What requests may keep.
+    pub kv: KvTerms,
 }
 
 /// Why a request was refused. `field` is the name that the OpenAI API and vLLM use.
@@ -158,6 +163,7 @@ pub struct InvalidRequest {
 pub struct ValidRequest {
     spec: RequestSpec,
     max_tokens: usize,
+    retention: Retention,
 }
 
 impl RequestLimits {
@@ -175,25 +181,43 @@ impl RequestLimits {
     /// # Errors
     /// [`InvalidRequest`] naming the field, for the first thing that is wrong.
     pub fn validate(&self, spec: RequestSpec) -> Result<ValidRequest, InvalidRequest> {
-        self.check_prompt(&spec.prompt)?;
+        let keep = spec.kv_keep.unwrap_or(self.kv.usual);
+        if let Err(reason) = self.kv.check(keep, self.kv_cache_tokens) {
+            return invalid("kv_cache", reason);
+        }
+        self.check_prompt(&spec)?;
         let max_tokens = self.resolve_max_tokens(&spec)?;
         self.check_tokens(&spec)?;
         check_sampling(&spec.sampling)?;
         check_prompt_logprobs(&spec)?;
-        Ok(ValidRequest { spec, max_tokens })
+        let is_probed = spec.prompt_logprobs.is_some() || spec.pooling == Some(Pooling::Mean);
+        if is_probed && matches!(keep, KvKeep::Attended(_)) {
+            return invalid("kv_cache", "has a budget; the whole prompt cannot be told of as well");
+        }
+        let retention = self.kv.retention(keep, spec.prompt.len());
+        self.check_places(&spec.prompt, max_tokens, retention)?;
+        Ok(ValidRequest { spec, max_tokens, retention })
     }
 
-    /// Most tokens that a sequence can have here.
+    /// Most tokens that a sequence can have here that says nothing of what it keeps.
     pub fn max_sequence_len(&self) -> usize {
-        self.max_model_len.min(self.kv_cache_tokens)
+        self.max_len(None)
     }
 
-    fn check_prompt(&self, prompt: &[u32]) -> Result<(), InvalidRequest> {
+    /// Most tokens of a sequence that asked to keep this.
+    pub fn max_len(&self, keep: Option<KvKeep>) -> usize {
+        let keep = keep.unwrap_or(self.kv.usual);
+        self.max_model_len.min(self.kv.max_len(keep, self.kv_cache_tokens))
+    }
+
+    fn check_prompt(&self, spec: &RequestSpec) -> Result<(), InvalidRequest> {
+        let (prompt, limit) = (&spec.prompt, self.max_len(spec.kv_keep));
         if prompt.is_empty() {
             return invalid("prompt", "is empty; it must have at least one token");
         }
-        if prompt.len() >= self.max_sequence_len() {
-            return invalid("prompt", self.too_long(format!("the prompt has {}", prompt.len())));
+        if prompt.len() >= limit {
+            let what = format!("the prompt has {}", prompt.len());
+            return invalid("prompt", self.too_long(limit, what));
         }
         match prompt.iter().find(|&&id| id as usize >= self.vocab_size) {
             Some(id) => invalid("prompt", self.unknown_token(*id)),
@@ -201,14 +225,32 @@ impl RequestLimits {
         }
     }
 
+    /// Whether what the request keeps at once fits the cache. The last token needs no place.
+    fn check_places(
+        &self,
+        prompt: &[u32],
+        max_tokens: usize,
+        retention: Retention,
+    ) -> Result<(), InvalidRequest> {
+        let KvTerms { max_row_len, block_size, .. } = self.kv;
+        let needed = retention.most_blocks(prompt.len() + max_tokens - 1, max_row_len, block_size);
+        if needed <= self.kv_cache_tokens / block_size {
+            return Ok(());
+        }
+        let (needed, has) = (needed * block_size, self.kv_cache_tokens);
+        invalid("prompt", format!("needs {needed} places at once; the whole KV cache has {has}"))
+    }
+
     fn resolve_max_tokens(&self, spec: &RequestSpec) -> Result<usize, InvalidRequest> {
-        let room = self.max_sequence_len() - spec.prompt.len();
+        let limit = self.max_len(spec.kv_keep);
+        let room = limit - spec.prompt.len();
         match spec.max_tokens {
             None => Ok(room),
             Some(0) => invalid("max_tokens", "is 0; it must be at least 1"),
             Some(asked) if asked > room => {
                 let len = spec.prompt.len();
-                invalid("max_tokens", self.too_long(format!("{asked} were asked for after {len}")))
+                let what = format!("{asked} were asked for after {len}");
+                invalid("max_tokens", self.too_long(limit, what))
             }
             Some(asked) => Ok(asked),
         }
@@ -255,9 +297,9 @@ impl RequestLimits {
         format!("token id {id} is not in the vocabulary of {} tokens", self.vocab_size)
     }
 
-    fn too_long(&self, what: String) -> String {
-        let limit = self.max_sequence_len();
-        let why = if limit < self.max_model_len { " (the size of the KV cache)" } else { "" };
+    fn too_long(&self, limit: usize, what: String) -> String {
+        let is_full = limit == self.kv_cache_tokens && limit < self.max_model_len;
+        let why = if is_full { " (the size of the KV cache)" } else { "" };
         format!("the model's maximum context length is {limit} tokens{why}; {what} tokens")
     }
 }
@@ -300,8 +342,8 @@ impl ValidRequest {
         self
     }
 
-    pub(crate) fn into_spec(self) -> (RequestSpec, usize) {
-        (self.spec, self.max_tokens)
+    pub(crate) fn into_spec(self) -> (RequestSpec, usize, Retention) {
+        (self.spec, self.max_tokens, self.retention)
     }
 }
 
@@ -403,8 +445,17 @@ fn invalid<T>(field: &'static str, reason: impl Into<String>) -> Result<T, Inval
 mod tests {
     use super::*;
 
+    const KV: KvTerms = KvTerms {
+        usual: KvKeep::All,
+        block_size: 16,
+        max_row_len: 16,
+        context: 32,
+        widest_window: None,
+        narrowest_window: None,
+        cuts_prompts: true,
+    };
     const LIMITS: RequestLimits =
-        RequestLimits { max_model_len: 16, kv_cache_tokens: 64, vocab_size: 100 };
+        RequestLimits { max_model_len: 16, kv_cache_tokens: 64, vocab_size: 100, kv: KV };
 
     fn spec(prompt_len: usize, max_tokens: Option<usize>) -> RequestSpec {
         RequestSpec { prompt: vec![1; prompt_len], max_tokens, ..RequestSpec::default() }
@@ -437,6 +488,21 @@ mod tests {
         let limits = RequestLimits { kv_cache_tokens: 8, ..LIMITS };
         let error = limits.validate(spec(8, None)).unwrap_err();
         assert!(error.reason.contains("8 tokens (the size of the KV cache)"), "{error}");
+    }
+
+    #[test]
+    fn what_is_kept_decides_how_long_a_request_may_be() {
+        use crate::KvWindow;
+        let limits = RequestLimits { max_model_len: 1000, ..LIMITS };
+        let keep = |num_sinks, window| Some(KvKeep::Latest(KvWindow { num_sinks, window }));
+        let long = |kv_keep| limits.validate(RequestSpec { kv_keep, ..spec(40, Some(900)) });
+        assert_eq!(long(None).unwrap_err().field, "prompt", "the model was made for 32 tokens");
+        assert!(long(keep(4, 16)).is_ok());
+        let error = long(keep(4, 32)).unwrap_err();
+        assert!(error.field == "kv_cache" && error.reason.contains("made for 32"), "{error}");
+        let usual = KvTerms { usual: keep(4, 16).unwrap(), ..KV };
+        let limits = RequestLimits { kv: usual, ..limits };
+        assert_eq!((limits.max_sequence_len(), limits.max_len(Some(KvKeep::All))), (1000, 32));
     }
 
     #[test]

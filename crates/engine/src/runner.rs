@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use inflight_backend::{
-    Backend, BackendError, DeviceBatch, Graph, HistoryShape, KvBlocks, KvLayer, StepCapacity,
-    StepShape,
+    Backend, BackendError, DeviceBatch, Graph, HistoryShape, KvBlocks, KvLayer, PromptCut,
+    StepCapacity, StepShape,
     ops::{Sample, SamplingState},
 };
 use inflight_model::{Decoder, ForwardInputs, Scratch};
+use inflight_scheduler::{Batch, BlockTurn};
 
 use crate::{
     EngineConfig, LaunchKind,
@@ -50,6 +51,8 @@ pub(crate) struct StepSlots<'a, B: Backend> {
     pub(crate) id: IoSlotId,
     pub(crate) io: &'a IoSlot<B>,
     pub(crate) previous: &'a IoSlot<B>,
+    /// Prompts that end with the step and are to be cut.
+    pub(crate) cuts: &'a [PromptCut],
 }
 
 impl<B: Backend> ModelRunner<B> {
@@ -117,7 +120,7 @@ impl<B: Backend> ModelRunner<B> {
         compute: &B::Stream,
     ) -> Result<bool, BackendError> {
         let Some((id, preparation)) = self.unprepared.pop() else { return Ok(false) };
-        let slots = StepSlots { id, io: io.get(id), previous: io.before(id) };
+        let slots = StepSlots { id, io: io.get(id), previous: io.before(id), cuts: &[] };
         match preparation {
             Preparation::Graph(padded) => {
                 self.captured(backend, &slots, padded, compute)?;
@@ -153,7 +156,8 @@ impl<B: Backend> ModelRunner<B> {
             return Ok(()); // the batch only moves blocks
         }
         let num_allocations = backend.num_allocations();
-        let kind = match backend.padded_shape(step, self.capacity) {
+        let padded = backend.padded_shape(step, self.capacity);
+        let kind = match padded.filter(|_| slots.cuts.is_empty()) {
             None => {
                 self.carry_over_and_forward(backend, slots, step, compute)?;
                 if self.graphs.is_empty() { LaunchKind::NoGraphs } else { LaunchKind::WithoutGraph }
@@ -224,8 +228,29 @@ impl<B: Backend> ModelRunner<B> {
             kv: &self.kv,
             scratch: &self.scratch,
             block_size: self.block_size,
+            cuts: slots.cuts,
         };
         self.decoder.forward(backend, inputs, compute)
+    }
+
+    /// Turns keys of sinks to where the tokens behind them now begin.
+    pub(crate) fn turn_blocks(
+        &self,
+        backend: &B,
+        turns: &[BlockTurn],
+        compute: &B::Stream,
+    ) -> Result<(), BackendError> {
+        if turns.is_empty() {
+            return Ok(());
+        }
+        let word = |by| u32::try_from(by).expect("positions fit 32 bits");
+        let turn = |turn: &BlockTurn| inflight_backend::BlockTurn {
+            from: turn.copy.from.0,
+            to: turn.copy.to.0,
+            by: word(turn.by),
+        };
+        let turns: Vec<_> = turns.iter().map(turn).collect();
+        self.decoder.turn_blocks(backend, (&self.kv, self.block_size), &turns, compute)
     }
 
     /// Counts tokens that no step computes.
@@ -330,6 +355,7 @@ impl<B: Backend> ModelRunner<B> {
             step,
             kv: &self.kv,
             scratch: &self.scratch,
+            cuts: &[],
             block_size: self.block_size,
         };
         if probing.wants_states {
@@ -354,4 +380,14 @@ impl<B: Backend> ModelRunner<B> {
         };
         backend.sample(args, compute)
     }
+}
+
+/// The prompts that a batch cuts, as devices take them.
+pub(crate) fn cuts(batch: &Batch) -> Vec<PromptCut> {
+    let cut = |planned: &inflight_scheduler::PromptCut| PromptCut {
+        row: planned.row,
+        num_observed: planned.num_observed,
+        blocks: planned.blocks.iter().map(|block| block.0).collect(),
+    };
+    batch.cuts.iter().map(cut).collect()
 }

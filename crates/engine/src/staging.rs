@@ -4,6 +4,7 @@ use inflight_backend::{HistoryInputs, RowState, SamplingRow, StepInputs};
 use inflight_scheduler::{Batch, Row, RowInputs, Scheduler, SequenceId};
 
 use crate::{
+    engine::told,
     live_requests::{LiveRequest, LiveRequests},
     probes::ProbeInputs,
 };
@@ -56,17 +57,23 @@ pub(crate) fn stage(
 /// Token ids, positions and places in the KV cache: one entry per token.
 fn stage_tokens(row: &Row, scheduler: &Scheduler, request: &LiveRequest, inputs: &mut StepInputs) {
     match row.inputs {
-        RowInputs::Known => {
-            let tokens = &scheduler.tokens(row.id)[row.start..row.context_len];
-            inputs.token_ids.extend_from_slice(tokens);
-            inputs.carry_over.extend(std::iter::repeat_n(-1, row.len));
-        }
+        RowInputs::Known => stage_known(row, scheduler, inputs),
         RowInputs::Pending => {
             let carried = request.output_row.expect("a pending token has a row that yields it");
             inputs.token_ids.push(0);
             inputs.carry_over.push(i32::try_from(carried).expect("rows are few"));
         }
     }
+    stage_places(row, scheduler, inputs);
+}
+
+fn stage_known(row: &Row, scheduler: &Scheduler, inputs: &mut StepInputs) {
+    let tokens = &scheduler.tokens(row.id)[row.start..row.context_len];
+    inputs.token_ids.extend_from_slice(tokens);
+    inputs.carry_over.extend(std::iter::repeat_n(-1, row.len));
+}
+
+fn stage_places(row: &Row, scheduler: &Scheduler, inputs: &mut StepInputs) {
     let table = scheduler.block_table(row.id);
     for position in row.start..row.context_len {
         inputs.positions.push(to_word(position));
@@ -74,16 +81,50 @@ fn stage_tokens(row: &Row, scheduler: &Scheduler, request: &LiveRequest, inputs:
     }
 }
 
+/// Fills `inputs` with a batch of which every token is sampled, and told: `targets[i]` follows
+/// position `i`.
+pub(crate) fn stage_scored(
+    batch: &Batch,
+    scheduler: &Scheduler,
+    targets: &[u32],
+    inputs: &mut StepInputs,
+) {
+    inputs.clear();
+    for row in &batch.rows {
+        stage_known(row, scheduler, inputs);
+        stage_places(row, scheduler, inputs);
+        stage_context(row, scheduler, None, inputs);
+        for (target, position) in targets[row.start..row.context_len].iter().zip(row.start..) {
+            inputs.sample_indices.push(to_word(inputs.sample_indices.len()));
+            let sampling =
+                SamplingRow { position: to_word(position + 1), ..told(*target, &mut inputs.bias) };
+            inputs.sampling.push(sampling);
+        }
+    }
+}
+
 /// Bounds, block table and sampling state: one entry per row.
 fn stage_row(row: &Row, scheduler: &Scheduler, request: &LiveRequest, inputs: &mut StepInputs) {
+    let state_slot = request.sampling.needs_token_counts().then_some(row.state_slot.0);
+    stage_context(row, scheduler, state_slot, inputs);
+}
+
+fn stage_context(
+    row: &Row,
+    scheduler: &Scheduler,
+    state_slot: Option<u32>,
+    inputs: &mut StepInputs,
+) {
     inputs.row_starts.push(to_word(inputs.token_ids.len()));
-    inputs.context_lens.push(to_word(row.context_len));
+    // Attention knows of what is in the cache alone; rotation is by true positions.
+    let num_kept = row.context_len - row.num_dropped;
+    inputs.context_lens.push(to_word(num_kept));
     let table = scheduler.block_table(row.id);
-    let num_blocks = row.context_len.div_ceil(table.block_size());
+    let num_blocks = num_kept.div_ceil(table.block_size());
     inputs.blocks.extend(table.blocks()[..num_blocks].iter().map(|block| block.0));
     inputs.block_starts.push(to_word(inputs.blocks.len()));
     inputs.row_states.push(RowState {
-        state_slot: request.sampling.needs_token_counts().then_some(row.state_slot.0),
+        state_slot,
         prompt_len: to_word(row.prompt_len),
         fresh: row.fresh,
     });

@@ -22,8 +22,8 @@ use std::{
 use grammars::Odd;
 use inflight_backend::{CpuBackend, CpuConfig};
 use inflight_engine::{
-    Engine, EngineConfig, MemoryConfig, Preemption, RequestSpec, SamplingParams, SinkClosed,
-    TokenSink, Update,
+    Engine, EngineConfig, KvKeep, MemoryConfig, Preemption, RequestSpec, SamplingParams,
+    SinkClosed, TokenSink, Update,
 };
 use inflight_model::{Decoder, ModelFiles};
 use saboteur::{Saboteur, Wait};
@@ -125,6 +125,7 @@ fn serve(load: Load, overlap: bool, removed: Option<Wait>) -> Vec<Vec<u32>> {
         num_blocks: load.num_blocks(),
         memory: load.memory(),
         max_outstanding: 8,
+        kv_keep: KvKeep::All,
     };
     let cpu = CpuBackend::new(CpuConfig { num_threads: 1, ..CpuConfig::detect() }).unwrap();
     let backend = Saboteur::new(cpu, removed);

@@ -21,10 +21,11 @@ pub struct Source {
 pub struct TensorMap(pub [u64; 16]);
 
 /// What every source may include.
-pub(crate) const HEADERS: [Source; 3] = [
+pub(crate) const HEADERS: [Source; 4] = [
     Source { file: "common.cuh", text: include_str!("../csrc/common.cuh") },
     Source { file: "hopper.cuh", text: include_str!("../csrc/hopper.cuh") },
     Source { file: "kv_cache.cuh", text: include_str!("../csrc/kv_cache.cuh") },
+    Source { file: "kv_heads.cuh", text: include_str!("../csrc/kv_heads.cuh") },
 ];
 
 /// Element types that kernels are specialised for.

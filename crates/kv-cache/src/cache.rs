@@ -1,6 +1,6 @@
 //! The pool and the prefix cache over it: who may have which block.
 
-use crate::prefix_cache::{Insertion, PrefixCache};
+use crate::prefix_cache::{Evicted, Insertion, PrefixCache};
 use crate::{BlockId, BlockName, BlockPool, KvCacheError, PrefixChain};
 
 /// All blocks of the KV cache. Each is in one of three states:
@@ -123,13 +123,24 @@ impl KvCache {
             return None;
         }
         while self.pool.num_free() == 0 {
-            let evicted = self.prefixes.as_mut()?.evict()?;
-            self.num_evicted += 1;
-            self.num_lost += u64::from(!evicted.was_offered);
-            self.num_unheld_copied -= usize::from(self.copied[evicted.block.index()]);
-            self.pool.free(evicted.block);
+            let mut orphans = Vec::new();
+            let oldest = self.prefixes.as_mut()?.evict(&mut orphans)?;
+            for evicted in [oldest].into_iter().chain(orphans) {
+                self.forget(evicted);
+            }
         }
         self.pool.allocate()
+    }
+
+    /// Drops the prefix cache's reference to a block that it has forgotten.
+    fn forget(&mut self, evicted: Evicted) {
+        let Evicted { block, was_offered, was_unheld } = evicted;
+        if was_unheld {
+            self.num_evicted += 1;
+            self.num_lost += u64::from(!was_offered);
+            self.num_unheld_copied -= usize::from(self.copied[block.index()]);
+        }
+        self.pool.free(block);
     }
 
     /// The cached block that will be evicted first of those that were not offered yet, with its
@@ -214,23 +225,23 @@ impl KvCache {
         prefixes.map_or_else(Vec::new, |prefixes| prefixes.find(chain, tokens, max_blocks))
     }
 
-    /// Lets `block` be found as the one after `before`, a sequence's first blocks. Says what became
-    /// of it; `None` if prefixes are not cached.
+    /// Lets `block`, number `index` of the chain's, be found as the one after `before`. Says what
+    /// became of it; `None` if prefixes are not cached.
     ///
     /// A block that another table holds stays as it is: that table may have other blocks before it.
     pub(crate) fn insert(
         &mut self,
         block: BlockId,
-        before: &[BlockId],
-        chain: &PrefixChain,
+        before: Option<&BlockId>,
+        (chain, index): (&PrefixChain, usize),
         tokens: &[u32],
     ) -> Option<Insertion> {
         let is_shared = self.pool.ref_count(block) > 1;
         let prefixes = self.prefixes.as_mut()?;
-        if is_shared && !prefixes.contains(block) && !prefixes.knows(before.len(), chain) {
+        if is_shared && !prefixes.contains(block) && !prefixes.knows(index, chain) {
             return Some(Insertion::Shared);
         }
-        let insertion = prefixes.insert(block, before.last(), (chain, before.len()), tokens);
+        let insertion = prefixes.insert(block, before, (chain, index), tokens);
         if insertion == Insertion::New {
             self.pool.retain(block);
         }

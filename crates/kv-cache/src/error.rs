@@ -50,8 +50,8 @@ pub enum KvCacheError {
         ref_count: u32,
     },
 
-    /// A cached block follows one that is not cached, or would outlive it.
-    #[error("cached block {block} follows a block that is not cached or goes before it")]
+    /// A cached block follows one that is not cached.
+    #[error("cached block {block} follows a block that is not cached")]
     OrphanBlock {
         /// The block in question.
         block: BlockId,

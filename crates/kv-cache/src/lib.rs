@@ -13,8 +13,9 @@
 //!
 //! In reading order: [`BlockPool`] hands blocks out and counts references, [`PrefixKey`] and
 //! [`PrefixChain`] name what a full block holds, [`KvCache`] is the pool and the cache of prefixes
-//! over it, [`BlockTable`] is one sequence's list of blocks, [`SwapSpace`] are blocks of the host's
-//! memory: sequences that gave way, and cold prefixes.
+//! over it, [`BlockTable`] is one sequence's list of blocks, [`Retention`] says which tokens stay
+//! in it ([`SinkWindow`], [`Attended`]), [`SwapSpace`] are blocks of the host's memory: sequences
+//! that gave way, and cold prefixes.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
 //! give the same block ids.
@@ -27,8 +28,8 @@
 //! Invariant: a block has at most one writer. A table writes only to blocks that it alone holds:
 //! full ones are never written again, and of a partly filled one that is shared it takes a copy.
 //!
-//! Invariant: whoever holds a cached block holds all that come before it, so that leaves are
-//! evicted first.
+//! Invariant: a block can be found only while all that come before it can. Tables that keep all
+//! their tokens hold those, too; where one that does not holds a block, it may cease to be found.
 //!
 //! Invariant: freeing a block that nobody holds is our own bug and panics, also in release builds.
 //!
@@ -37,19 +38,23 @@
 //! 2023, sections 4.3 and 4.4; vLLM's `vllm/v1/core/block_pool.py` for eviction in the order of
 //! release.
 
+mod attended;
 mod cache;
 mod error;
 mod lru;
 mod pool;
 mod prefix_cache;
 mod prefix_key;
+mod retention;
 mod swap_space;
 mod table;
 
+pub use attended::Attended;
 pub use cache::KvCache;
 pub use error::KvCacheError;
 pub use pool::{BlockId, BlockPool};
 pub use prefix_key::{AdapterId, BlockHash, BlockName, ModelId, PrefixChain, PrefixKey};
+pub use retention::{Retention, SinkWindow};
 pub use swap_space::{HostBlockId, OnHost, SwapSpace};
 pub use table::{BlockCopy, BlockTable};
 

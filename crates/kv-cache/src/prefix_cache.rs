@@ -8,10 +8,10 @@
 //!        └─ [ 7 7 7 7 ]
 //! ```
 //!
-//! A table holds a prefix of a path, so whoever holds a block holds its ancestors. Hence a block
-//! that no table holds has no descendant that one holds, and letting go of a table's blocks from
-//! its end puts every descendant in front of its ancestors in the order of eviction: the least
-//! recently used block is always a leaf.
+//! Most tables hold a prefix of a path, and let go of its end first: every descendant is in front
+//! of its ancestors in the order of eviction, and the least recently used block is a leaf. A table
+//! that keeps only its latest tokens lets go of ancestors first. When such a one is evicted,
+//! nothing that follows it can be found any more, and it is forgotten, too, held or not.
 
 use std::collections::HashMap;
 
@@ -45,6 +45,8 @@ pub(crate) struct Evicted {
     pub(crate) block: BlockId,
     /// Whether it was offered to be kept elsewhere.
     pub(crate) was_offered: bool,
+    /// Whether nobody else held it.
+    pub(crate) was_unheld: bool,
 }
 
 /// What a block's tokens follow.
@@ -173,18 +175,54 @@ impl PrefixCache {
         self.unheld.num_passed()
     }
 
-    /// Forgets the least recently used block that no table holds.
-    pub(crate) fn evict(&mut self) -> Option<Evicted> {
-        let was_offered = self.unheld.iter().next().is_some_and(|b| self.unheld.is_passed(b));
-        let block = self.unheld.pop_oldest()?;
-        let node = self.nodes[block.index()].take().expect("an unheld block can be found");
-        assert_eq!(node.num_children, 0, "block {block} is evicted before what follows it");
-        self.by_hash.remove(&node.hash);
-        if let Parent::Block(parent) = node.parent {
-            let parent = self.nodes[parent.index()].as_mut();
-            parent.expect("parents outlive their children").num_children -= 1;
+    /// Forgets the least recently used block that no table holds, and with it all that follow it:
+    /// the orphans.
+    pub(crate) fn evict(&mut self, orphans: &mut Vec<Evicted>) -> Option<Evicted> {
+        let oldest = self.unheld.iter().next()?;
+        let node = self.nodes[oldest.index()].as_ref().expect("an unheld block can be found");
+        if node.num_children > 0 {
+            let descendants = self.descendants(oldest);
+            orphans.extend(descendants.into_iter().map(|block| self.forget(block)));
         }
-        Some(Evicted { block, was_offered })
+        Some(self.forget(oldest))
+    }
+
+    fn forget(&mut self, block: BlockId) -> Evicted {
+        let (was_offered, was_unheld) = (self.unheld.is_passed(block), self.is_unheld(block));
+        self.take(block);
+        let node = self.nodes[block.index()].take().expect("it could be found");
+        self.by_hash.remove(&node.hash);
+        if let Parent::Block(parent) = node.parent
+            && let Some(parent) = &mut self.nodes[parent.index()]
+        {
+            parent.num_children -= 1;
+        }
+        Evicted { block, was_offered, was_unheld }
+    }
+
+    /// All blocks that follow `block`, by a walk over all blocks.
+    fn descendants(&self, block: BlockId) -> Vec<BlockId> {
+        let mut follows = vec![None; self.nodes.len()];
+        follows[block.index()] = Some(true);
+        let (mut found, mut path) = (Vec::new(), Vec::new());
+        for (start, _) in self.blocks() {
+            let mut at = start;
+            let answer = loop {
+                if let Some(known) = follows[at.index()] {
+                    break known;
+                }
+                path.push(at);
+                match self.nodes[at.index()].as_ref().map(|node| &node.parent) {
+                    Some(Parent::Block(parent)) => at = *parent,
+                    Some(Parent::Start(_)) | None => break false,
+                }
+            };
+            for at in path.drain(..) {
+                follows[at.index()] = Some(answer);
+                found.extend(answer.then_some(at));
+            }
+        }
+        found
     }
 
     fn holds(&self, block: BlockId, parent: &Parent, tokens: &[u32]) -> bool {
@@ -192,8 +230,7 @@ impl PrefixCache {
         node.parent == *parent && *node.tokens == *tokens
     }
 
-    /// Checks that hashes and nodes agree, that parents are there and know their children, and that
-    /// children are evicted first.
+    /// Checks that hashes and nodes agree, and that parents are there and know their children.
     pub(crate) fn check_integrity(&self) -> Result<(), KvCacheError> {
         let mut num_children = vec![0; self.nodes.len()];
         for (block, node) in self.blocks() {
@@ -210,23 +247,12 @@ impl PrefixCache {
         let wrong = |(block, node): &(BlockId, &Node)| {
             node.num_children != num_children[block.index()] || self.len() > self.nodes.len()
         };
-        if let Some((block, _)) = self.blocks().find(wrong) {
-            return Err(KvCacheError::LostPrefix { block });
+        let lost = self.blocks().find(wrong).map(|(block, _)| block);
+        let unknown = self.unheld.iter().find(|&block| !self.contains(block));
+        match lost.or(unknown) {
+            Some(block) => Err(KvCacheError::LostPrefix { block }),
+            None => Ok(()),
         }
-        self.check_order()
-    }
-
-    fn check_order(&self) -> Result<(), KvCacheError> {
-        let mut evicted = vec![false; self.nodes.len()];
-        for block in self.unheld.iter() {
-            let node = self.nodes[block.index()].as_ref();
-            let parent = node.map(|node| &node.parent);
-            if node.is_none() || matches!(parent, Some(Parent::Block(p)) if evicted[p.index()]) {
-                return Err(KvCacheError::OrphanBlock { block });
-            }
-            evicted[block.index()] = true;
-        }
-        Ok(())
     }
 
     fn blocks(&self) -> impl Iterator<Item = (BlockId, &Node)> {

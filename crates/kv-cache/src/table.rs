@@ -12,6 +12,16 @@ use crate::{BlockId, KvCache, KvCacheError, PrefixChain, blocks_for};
 ///                         num_cached
 /// ```
 ///
+/// Of a sequence that keeps only its latest tokens ([`Retention`](crate::Retention)) the table has
+/// no entries for those that went. Then its sinks, the first tokens, are there twice: aside, as
+/// they were computed, and in the table, with keys turned to where the others begin.
+///
+/// ```text
+///   tokens   [ sinks | gone ... gone | 96 .. 111 | 112 .. ]
+///   blocks   [  11   |                     2     |   9    ]
+///   aside    [   7   ]
+/// ```
+///
 /// A table owns one reference to each of its blocks. It is not `Clone`, since a copy would own
 /// nothing: [`share`](Self::share) makes a second owner. Before a table is dropped it must be
 /// [released](Self::release), or its blocks stay held for ever (integrity checks report that).
@@ -21,6 +31,11 @@ pub struct BlockTable {
     block_size: usize,
     /// How many of the first blocks are in the prefix cache.
     num_cached: usize,
+    /// Tokens that have no entries any more; those of whole blocks.
+    num_dropped: usize,
+    /// The sinks as they were computed; empty until tokens are dropped. Before a prompt is cut:
+    /// blocks for what stays of it.
+    aside: Vec<BlockId>,
 }
 
 /// A block whose content is to be copied on the device, before anything else of its batch.
@@ -40,13 +55,14 @@ impl BlockTable {
     #[must_use]
     pub fn new(block_size: usize) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
-        Self { blocks: Vec::new(), block_size, num_cached: 0 }
+        Self { blocks: Vec::new(), block_size, num_cached: 0, num_dropped: 0, aside: Vec::new() }
     }
 
     /// The blocks, first tokens first.
     ///
     /// # Shapes
-    /// `[num_blocks]`; entry `i` holds positions `i * block_size .. (i + 1) * block_size`.
+    /// `[num_blocks]`; entry `i` holds positions `i * block_size .. (i + 1) * block_size`, further
+    /// on by [`num_dropped`](Self::num_dropped) if they are not those of sinks.
     #[must_use]
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
@@ -58,24 +74,52 @@ impl BlockTable {
         self.num_cached
     }
 
+    /// How many of the sequence's first blocks can or could be found by their tokens, those of
+    /// dropped tokens included.
+    #[must_use]
+    pub fn num_found(&self) -> usize {
+        self.num_dropped / self.block_size + self.num_cached
+    }
+
     /// Tokens in one block.
     #[must_use]
     pub fn block_size(&self) -> usize {
         self.block_size
     }
 
-    /// Number of tokens for which there is room.
+    /// Tokens that are not in the cache any more: the first ones behind the sinks.
+    #[must_use]
+    pub fn num_dropped(&self) -> usize {
+        self.num_dropped
+    }
+
+    /// Blocks of sinks as they were computed, each with the one that is to have the same content
+    /// but for keys turned by [`num_dropped`](Self::num_dropped) positions.
+    pub fn turned(&self) -> impl Iterator<Item = BlockCopy> {
+        let sinks = if self.num_dropped > 0 { &self.aside[..] } else { &[] };
+        let pairs = sinks.iter().zip(&self.blocks);
+        pairs.map(|(&from, &to)| BlockCopy { from, to })
+    }
+
+    /// Every block that the table holds a reference to.
+    pub fn held(&self) -> impl Iterator<Item = BlockId> {
+        self.blocks.iter().chain(&self.aside).copied()
+    }
+
+    /// Number of tokens for which there is or was room.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.blocks.len() * self.block_size
+        self.num_dropped + self.blocks.len() * self.block_size
     }
 
     /// Place of the token at `position` in the KV cache, counted in tokens from its start.
     ///
     /// # Panics
-    /// When the table has not grown to `position`, or when the place does not fit 32 bits.
+    /// When the table has not grown to `position`, or when the place does not fit 32 bits. Sinks
+    /// have no place once tokens were dropped.
     #[must_use]
     pub fn slot(&self, position: usize) -> u32 {
+        let position = position - self.num_dropped;
         let block = self.blocks[position / self.block_size];
         let slot = block.index() * self.block_size + position % self.block_size;
         u32::try_from(slot).expect("a KV cache has fewer than 2^32 token places")
@@ -86,7 +130,8 @@ impl BlockTable {
     /// # Errors
     /// [`KvCacheError::OutOfBlocks`] when too few blocks are free; then nothing was allocated.
     pub fn grow_to(&mut self, num_tokens: usize, cache: &mut KvCache) -> Result<(), KvCacheError> {
-        let needed = blocks_for(num_tokens, self.block_size).saturating_sub(self.blocks.len());
+        let num_kept = num_tokens.saturating_sub(self.num_dropped);
+        let needed = blocks_for(num_kept, self.block_size).saturating_sub(self.blocks.len());
         let free = cache.num_available();
         if needed > free {
             return Err(KvCacheError::OutOfBlocks { needed, free });
@@ -101,23 +146,97 @@ impl BlockTable {
     /// them out again in the order of their tokens, and so that the prefix cache evicts a block
     /// before those it follows.
     pub fn release(&mut self, cache: &mut KvCache) {
-        for block in self.blocks.drain(..).rev() {
+        for block in self.blocks.drain(..).rev().chain(self.aside.drain(..).rev()) {
             cache.free(block);
         }
-        self.num_cached = 0;
+        (self.num_cached, self.num_dropped) = (0, 0);
     }
 
-    /// Takes blocks that [`KvCache::find`] has found as the first ones of this empty table.
+    /// Lets go of tokens, `num_dropped` in all, the first ones behind `num_sinks` that stay. Does
+    /// nothing when they went before.
+    ///
+    /// The first time the sinks get blocks of their own, so that [turned](Self::turned) keys
+    /// overwrite nothing that others see.
+    ///
+    /// # Errors
+    /// [`KvCacheError::OutOfBlocks`] when there are none for that; then nothing was changed.
+    ///
+    /// # Panics
+    /// When the table does not have whole blocks of these tokens.
+    pub fn slide(
+        &mut self,
+        num_dropped: usize,
+        num_sinks: usize,
+        cache: &mut KvCache,
+    ) -> Result<(), KvCacheError> {
+        if num_dropped <= self.num_dropped {
+            return Ok(());
+        }
+        let num_sinks = num_sinks / self.block_size;
+        if self.aside.is_empty() && num_sinks > 0 {
+            let (needed, free) = (num_sinks, cache.num_available());
+            if needed > free {
+                return Err(KvCacheError::OutOfBlocks { needed, free });
+            }
+            let copies: Vec<BlockId> = (0..needed).map_while(|_| cache.allocate()).collect();
+            self.aside.extend(self.blocks.splice(..num_sinks, copies));
+        }
+        let num_blocks = (num_dropped - self.num_dropped) / self.block_size;
+        for block in self.blocks.drain(num_sinks..num_sinks + num_blocks).rev() {
+            cache.free(block);
+        }
+        self.num_dropped += num_blocks * self.block_size;
+        let is_exact = self.aside.is_empty();
+        self.num_cached = if is_exact { self.num_cached.saturating_sub(num_blocks) } else { 0 };
+        Ok(())
+    }
+
+    /// Takes blocks for what is to stay of `num_kept` tokens when the prompt is cut.
+    ///
+    /// # Errors
+    /// [`KvCacheError::OutOfBlocks`] when too few are free; then nothing was changed.
+    pub fn reserve_cut(
+        &mut self,
+        num_kept: usize,
+        cache: &mut KvCache,
+    ) -> Result<(), KvCacheError> {
+        assert!(self.aside.is_empty(), "a prompt is cut once");
+        let (needed, free) = (blocks_for(num_kept, self.block_size), cache.num_available());
+        if needed > free {
+            return Err(KvCacheError::OutOfBlocks { needed, free });
+        }
+        self.aside.extend((0..needed).map_while(|_| cache.allocate()));
+        Ok(())
+    }
+
+    /// The blocks that are reserved for a cut; what stays is to be copied there.
+    #[must_use]
+    pub fn reserved(&self) -> &[BlockId] {
+        if self.num_dropped == 0 { &self.aside } else { &[] }
+    }
+
+    /// Lets go of a prompt of `prompt_len` tokens but for what was copied to the
+    /// [reserved](Self::reserved) blocks.
+    pub fn cut(&mut self, prompt_len: usize, cache: &mut KvCache) {
+        let reserved = std::mem::take(&mut self.aside);
+        for block in std::mem::replace(&mut self.blocks, reserved).into_iter().rev() {
+            cache.free(block);
+        }
+        (self.num_cached, self.num_dropped) = (0, prompt_len - self.capacity());
+    }
+
+    /// Takes blocks that [`KvCache::find`] has found as the first ones of this empty table, but for
+    /// those of the first `num_dropped` tokens.
     ///
     /// # Panics
     /// When the table has blocks.
-    pub fn adopt(&mut self, found: &[BlockId], cache: &mut KvCache) {
+    pub fn adopt(&mut self, found: &[BlockId], num_dropped: usize, cache: &mut KvCache) {
         assert!(self.blocks.is_empty(), "only an empty table begins with a found prefix");
         for &block in found {
             cache.retain(block);
         }
         self.blocks.extend_from_slice(found);
-        self.num_cached = found.len();
+        (self.num_cached, self.num_dropped) = (found.len(), num_dropped);
     }
 
     /// A new table that shares the blocks of this one's first `num_tokens` tokens.
@@ -126,22 +245,24 @@ impl BlockTable {
     /// [take a copy](Self::make_private).
     ///
     /// # Panics
-    /// When the table holds fewer than `num_tokens` tokens.
+    /// When the table holds fewer than `num_tokens` tokens, or not all of them any more.
     #[must_use]
     pub fn share(&self, num_tokens: usize, cache: &mut KvCache) -> Self {
-        assert!(num_tokens <= self.capacity(), "a table shares only tokens that it holds");
+        let is_held = num_tokens <= self.capacity() && self.num_dropped == 0;
+        assert!(is_held, "a table shares only tokens that it holds");
         let shared = &self.blocks[..blocks_for(num_tokens, self.block_size)];
         for &block in shared {
             cache.retain(block);
         }
         let num_cached = self.num_cached.min(shared.len());
-        Self { blocks: shared.to_vec(), block_size: self.block_size, num_cached }
+        Self { blocks: shared.to_vec(), num_cached, ..Self::new(self.block_size) }
     }
 
     /// Whether the block of `position` is held by others, too, the prefix cache among them.
     #[must_use]
     pub fn is_shared(&self, position: usize, cache: &KvCache) -> bool {
-        self.blocks.get(position / self.block_size).is_some_and(|&b| cache.ref_count(b) > 1)
+        let block = self.blocks.get((position - self.num_dropped) / self.block_size);
+        block.is_some_and(|&block| cache.ref_count(block) > 1)
     }
 
     /// Makes the table the only holder of the block of `position`, its last one, so that it may be
@@ -155,7 +276,7 @@ impl BlockTable {
         position: usize,
         cache: &mut KvCache,
     ) -> Result<Option<BlockCopy>, KvCacheError> {
-        let index = position / self.block_size;
+        let index = (position - self.num_dropped) / self.block_size;
         if !self.is_shared(position, cache) {
             return Ok(None);
         }
@@ -170,7 +291,8 @@ impl BlockTable {
     /// are this sequence's, and `chain` their hashes.
     ///
     /// A block whose content another one already has is given back and the other used in its
-    /// place: full blocks are never written again.
+    /// place: full blocks are never written again. Where tokens were dropped, a block can only be
+    /// found behind one that still can.
     pub fn cache_full_blocks(
         &mut self,
         num_tokens: usize,
@@ -178,12 +300,20 @@ impl BlockTable {
         tokens: &[u32],
         cache: &mut KvCache,
     ) {
-        let num_full = num_tokens.min(tokens.len()) / self.block_size;
-        let num_full = num_full.min(self.blocks.len()).min(chain.hashes().len());
+        if !self.num_dropped.is_multiple_of(self.block_size) {
+            return;
+        }
+        let num_before = self.num_dropped / self.block_size;
+        let num_full = (num_tokens.min(tokens.len()) / self.block_size).min(chain.hashes().len());
+        let num_full = num_full.saturating_sub(num_before).min(self.blocks.len());
         for index in self.num_cached..num_full {
-            let block = self.blocks[index];
-            let content = &tokens[index * self.block_size..][..self.block_size];
-            match cache.insert(block, &self.blocks[..index], chain, content) {
+            let (block, before) = (self.blocks[index], self.blocks[..index].last());
+            if num_before > 0 && !before.is_some_and(|&before| cache.is_cached(before)) {
+                return;
+            }
+            let number = num_before + index;
+            let content = &tokens[number * self.block_size..][..self.block_size];
+            match cache.insert(block, before, (chain, number), content) {
                 Some(Insertion::New) => {}
                 Some(Insertion::Known(other)) => {
                     cache.retain(other);
@@ -339,7 +469,7 @@ mod tests {
         computed(&new, &mut cache).release(&mut cache);
         // Used again, the old prefix's first block outlives the new one's blocks.
         let mut table = BlockTable::new(4);
-        table.adopt(&cache.find(&chain(&old), &old, 1), &mut cache);
+        table.adopt(&cache.find(&chain(&old), &old, 1), 0, &mut cache);
         table.release(&mut cache);
         let found = |cache: &KvCache| {
             [old, new].map(|tokens| cache.find(&chain(&tokens), &tokens, 9).len())
@@ -350,5 +480,63 @@ mod tests {
             assert_eq!((found(&cache), cache.check_integrity()), (expected, Ok(())));
         }
         assert_eq!(cache.allocate(), None);
+    }
+
+    #[test]
+    fn sliding_lets_the_oldest_go_and_sets_sinks_aside() {
+        let mut cache = KvCache::new(8, true);
+        let tokens: Vec<u32> = (0..20).collect();
+        let mut table = computed(&tokens, &mut cache);
+        table.slide(8, 4, &mut cache).unwrap();
+        assert_eq!(table.blocks(), [BlockId(5), BlockId(3), BlockId(4)]);
+        let turned: Vec<BlockCopy> = table.turned().collect();
+        assert_eq!(turned, [BlockCopy { from: BlockId(0), to: BlockId(5) }]);
+        // Position 13 is the second token of block 3.
+        assert_eq!((table.slot(13), table.capacity(), table.num_dropped()), (13, 20, 8));
+        table.slide(12, 4, &mut cache).unwrap();
+        assert_eq!(table.blocks(), [BlockId(5), BlockId(4)]);
+        assert_eq!(table.turned().count(), 1, "the sinks are copied from the same blocks");
+        table.cache_full_blocks(20, &chain(&tokens), &tokens, &mut cache);
+        assert_eq!(cache.check_integrity(), Ok(()));
+        table.release(&mut cache);
+        assert_eq!((cache.num_available(), table.num_dropped()), (8, 0));
+        let found = cache.find(&chain(&tokens), &tokens, 9);
+        assert_eq!(found.len(), 5, "as it was computed before anything went");
+    }
+
+    #[test]
+    fn what_follows_an_evicted_block_is_found_no_more() {
+        let mut cache = KvCache::new(6, true);
+        let tokens: Vec<u32> = (0..16).collect();
+        let mut table = computed(&tokens, &mut cache);
+        table.slide(8, 0, &mut cache).unwrap();
+        let found = |cache: &KvCache| cache.find(&chain(&tokens), &tokens, 9).len();
+        assert_eq!((found(&cache), cache.num_available()), (4, 4));
+        for expected in [4, 4, 1, 0] {
+            assert!(cache.allocate().is_some());
+            assert_eq!((found(&cache), cache.check_integrity()), (expected, Ok(())));
+        }
+        assert_eq!((cache.allocate(), cache.ref_count(BlockId(3))), (None, 1));
+        table.release(&mut cache);
+        assert_eq!(cache.num_free(), 2, "nobody can find them");
+    }
+
+    #[test]
+    fn a_cut_prompt_leaves_what_was_copied() {
+        let mut cache = KvCache::new(10, true);
+        let tokens: Vec<u32> = (0..18).collect();
+        let mut table = computed(&tokens, &mut cache);
+        table.reserve_cut(8, &mut cache).unwrap();
+        assert_eq!((table.reserved(), cache.num_free()), (&[BlockId(5), BlockId(6)][..], 3));
+        table.cut(18, &mut cache);
+        assert_eq!(table.blocks(), [BlockId(5), BlockId(6)]);
+        assert_eq!((table.num_dropped(), table.capacity(), table.turned().count()), (10, 18, 0));
+        table.grow_to(19, &mut cache).unwrap();
+        assert_eq!(table.slot(18), table.blocks()[2].0 * 4);
+        let longer: Vec<u32> = (0..30).collect();
+        table.cache_full_blocks(19, &chain(&longer), &longer, &mut cache);
+        assert_eq!(table.num_cached(), 0, "what stays is no prefix");
+        table.release(&mut cache);
+        assert_eq!((cache.num_available(), cache.check_integrity()), (10, Ok(())));
     }
 }

@@ -134,7 +134,7 @@ impl World {
         for (i, block) in found.iter().enumerate() {
             assert_eq!(self.cached[block], (key, tokens[..(i + 1) * self.block_size].to_vec()));
         }
-        table.adopt(&found, &mut self.cache);
+        table.adopt(&found, 0, &mut self.cache);
         self.sequences.push(Sequence { key, tokens, table, chain });
         let last = self.sequences.len() - 1;
         if !self.grow(last) {

@@ -44,10 +44,9 @@ fn main() -> Result<(), Failure> {
     if device == "cpu" {
         // With `weights` the last line alone.
         let all = rest.is_empty();
-        for kv_dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8]
-            .into_iter()
-            .filter(|_| all)
-        {
+        let dtypes =
+            [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Int8, KvDtype::Fp8, KvDtype::Int4];
+        for kv_dtype in dtypes.into_iter().filter(|_| all) {
             let weights = WeightPrecision::F32;
             let config = CpuConfig { kv_dtype, weights, ..CpuConfig::detect() };
             report.add(&kv_dtype.to_string(), &CpuBackend::new(config)?)?;

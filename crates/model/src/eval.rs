@@ -121,6 +121,7 @@ impl<'a, B: Backend> Runner<'a, B> {
             kv: &self.kv,
             scratch: &self.scratch,
             block_size: BLOCK_SIZE,
+            cuts: &[],
         };
         self.decoder.forward(backend, forward, stream)?;
         let num_words = step.num_sampled * self.decoder.config().vocab_size;

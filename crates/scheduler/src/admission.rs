@@ -12,7 +12,7 @@
 //!
 //! `gate.rs` has the conditions that a policy adds.
 
-use inflight_kv_cache::{BlockId, HostBlockId, blocks_for};
+use inflight_kv_cache::{BlockId, HostBlockId, Retention, blocks_for};
 
 use crate::batch::Batch;
 use crate::decision::HeldBack;
@@ -36,6 +36,19 @@ struct Beginning {
     leader: Option<SequenceId>,
     /// Positions that need no computing.
     num_computed: usize,
+    /// Positions whose blocks are not among them, as nothing that is to be computed sees them.
+    num_dropped: usize,
+}
+
+impl Beginning {
+    /// Leaves out what nothing that is to be computed sees.
+    fn drop_unseen(&mut self, retention: Retention, block_size: usize) {
+        self.num_dropped = retention.num_dropped(self.num_computed, block_size);
+        let num_blocks = self.num_dropped / block_size;
+        let num_found = num_blocks.min(self.blocks.len());
+        self.blocks.drain(..num_found);
+        self.fetched.drain(..num_blocks - num_found);
+    }
 }
 
 impl Scheduler {
@@ -59,7 +72,9 @@ impl Scheduler {
             draft.decision.num_admitted += 1;
             if self.sequence(id).num_loading == 0 {
                 let len = self.prompt_share(id, draft, 1 + self.waiting.len());
-                self.push_prompt(id, len, draft);
+                if len > 0 {
+                    self.push_prompt(id, len, draft);
+                }
             }
         }
         draft.decision.held_back = (!self.waiting.is_empty()).then_some(HeldBack::Tokens);
@@ -130,27 +145,32 @@ impl Scheduler {
 
     /// What was found on the device and what the host has, unless some of it is on its way there.
     fn cached_beginning(&self, sequence: &Sequence) -> Option<Beginning> {
+        let block_size = self.config.block_size;
         let blocks = self.find_prefix(sequence);
         let mut beginning = Beginning {
-            num_computed: blocks.len() * self.config.block_size,
+            num_computed: blocks.len() * block_size,
             blocks,
             fetched: Vec::new(),
             leader: None,
+            num_dropped: 0,
         };
         match &sequence.swapped {
-            Some(swapped) => {
-                beginning.num_computed = beginning.num_computed.max(swapped.num_computed);
+            Some(swapped) if swapped.num_computed >= beginning.num_computed => {
+                beginning.num_computed = swapped.num_computed;
+                return Some(beginning);
             }
+            Some(_) => {}
             // All of a prompt that is probed is computed.
             None if sequence.probes_prompt => {}
             None => {
                 let on_host = self.find_on_host(sequence, beginning.blocks.len())?;
                 if self.is_better_fetched(on_host.len()) {
-                    beginning.num_computed += on_host.len() * self.config.block_size;
+                    beginning.num_computed += on_host.len() * block_size;
                     beginning.fetched = on_host;
                 }
             }
         }
+        beginning.drop_unseen(sequence.retention, block_size);
         Some(beginning)
     }
 
@@ -158,10 +178,13 @@ impl Scheduler {
     fn shared_prompt(&self, sequence: &Sequence) -> Option<Beginning> {
         let leader = sequence.shares_prompt_of?;
         let table = &self.sequences.get(&leader)?.table;
+        if table.num_dropped() > 0 || sequence.retention.cut().is_some() {
+            return None;
+        }
         let num_computed = sequence.prompt_len - 1;
         let blocks = table.blocks().get(..blocks_for(num_computed, self.config.block_size))?;
         let (blocks, fetched) = (blocks.to_vec(), Vec::new());
-        Some(Beginning { blocks, fetched, leader: Some(leader), num_computed })
+        Some(Beginning { blocks, fetched, leader: Some(leader), num_computed, num_dropped: 0 })
     }
 
     /// Whether a waiting sequence can be admitted beside the running ones.
@@ -173,9 +196,10 @@ impl Scheduler {
     /// what [`check_fits`](Self::check_fits) found to fit.
     fn has_room_for(&self, sequence: &Sequence, beginning: &Beginning) -> bool {
         let block_size = self.config.block_size;
-        let num_blocks = blocks_for(sequence.len(), block_size);
+        let num_blocks = self.most_blocks(sequence, sequence.len()).max(beginning.blocks.len());
         // A shared block that is partly filled is copied.
-        let num_full = beginning.blocks.len().min(beginning.num_computed / block_size);
+        let num_computed = beginning.num_computed - beginning.num_dropped;
+        let num_full = beginning.blocks.len().min(num_computed / block_size);
         let num_taken =
             beginning.blocks.iter().filter(|&&block| self.cache.is_available(block)).count();
         let needed = num_blocks - num_full + num_taken;
@@ -190,7 +214,7 @@ impl Scheduler {
         let each = unit << sequence.num_preemptions.min(16);
         let others = self.running.iter().map(|&id| {
             let other = self.sequence(id);
-            self.most_growth(other, other.table.blocks().len()).min(each)
+            self.most_growth(other, other.table.held().count()).min(each)
         });
         others.sum::<usize>() + self.most_growth(sequence, num_blocks).min(each)
     }
@@ -198,7 +222,13 @@ impl Scheduler {
     /// How many blocks a sequence that has `num_blocks` can come to need. The last token is never
     /// an input, so its position needs no place.
     fn most_growth(&self, sequence: &Sequence, num_blocks: usize) -> usize {
-        blocks_for(sequence.final_len - 1, self.config.block_size).saturating_sub(num_blocks)
+        self.most_blocks(sequence, sequence.final_len - 1).saturating_sub(num_blocks)
+    }
+
+    /// Most blocks that a sequence holds at once until it has so many tokens.
+    pub(crate) fn most_blocks(&self, sequence: &Sequence, num_tokens: usize) -> usize {
+        let most = self.config.max_num_batched_tokens;
+        sequence.retention.most_blocks(num_tokens, most, self.config.block_size)
     }
 
     /// Moves a waiting sequence to the running ones and reserves blocks for its tokens.
@@ -215,7 +245,9 @@ impl Scheduler {
         let rank = sequence.rank;
         match shared {
             Some(shared) => sequence.table = shared,
-            None => sequence.table.adopt(&beginning.blocks, &mut self.cache),
+            None => {
+                sequence.table.adopt(&beginning.blocks, beginning.num_dropped, &mut self.cache);
+            }
         }
         sequence.phase = Phase::Running(slot);
         sequence.is_fresh = true;
@@ -223,8 +255,11 @@ impl Scheduler {
         sequence.num_computed = beginning.num_computed;
         sequence.num_cached_tokens.get_or_insert(beginning.num_computed);
         let copy = sequence.table.make_private(sequence.num_computed, &mut self.cache).expect(room);
-        let num_tokens = sequence.len();
+        let num_tokens = sequence.room_wanted(self.config.max_num_batched_tokens);
         sequence.table.grow_to(num_tokens, &mut self.cache).expect(room);
+        if let Some(cut) = sequence.retention.cut() {
+            sequence.table.reserve_cut(cut.num_kept(), &mut self.cache).expect(room);
+        }
         copy.into_iter().for_each(|copy| self.moves.copy(id, copy));
         self.load(id, beginning);
         self.announce_blocks(id);
@@ -253,11 +288,12 @@ impl Scheduler {
     fn load(&mut self, id: SequenceId, beginning: &Beginning) {
         let sequence = self.sequences.get_mut(&id).expect("waiting sequences have a record");
         let num_found = beginning.blocks.len();
+        let num_before = beginning.num_dropped / self.config.block_size + num_found;
         let swapped = sequence.swapped.take().map_or_else(Vec::new, |swapped| swapped.blocks);
         let on_host = if swapped.is_empty() {
             &beginning.fetched[..]
         } else {
-            swapped.get(num_found..).unwrap_or_default()
+            swapped.get(num_before..).unwrap_or_default()
         };
         let pairs = sequence.table.blocks()[num_found..].iter().zip(on_host);
         for (&device, &host) in pairs.rev() {

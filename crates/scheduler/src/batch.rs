@@ -1,5 +1,7 @@
 //! What one step runs.
 
+use inflight_kv_cache::{BlockCopy, BlockId};
+
 use crate::{Moves, SequenceId, StateSlot};
 
 /// The rows of one step, planned and not yet launched.
@@ -18,14 +20,26 @@ pub struct Batch {
     pub num_probes: usize,
     /// Blocks to copy before, and to move beside computing the rows.
     pub moves: Moves,
+    /// Blocks of sinks whose keys are to turn after the copies and before the rows are computed.
+    pub turns: Vec<BlockTurn>,
+    /// Rows that compute the end of a prompt of which only a part is to stay.
+    pub cuts: Vec<PromptCut>,
 }
 
 impl Batch {
     /// A batch of nothing.
     #[must_use]
     pub fn new(number: u64) -> Self {
-        let (rows, moves) = (Vec::new(), Moves::default());
-        Self { number, rows, num_tokens: 0, num_uncounted: 0, num_probes: 0, moves }
+        Self {
+            number,
+            rows: Vec::new(),
+            num_tokens: 0,
+            num_uncounted: 0,
+            num_probes: 0,
+            moves: Moves::default(),
+            turns: Vec::new(),
+            cuts: Vec::new(),
+        }
     }
 
     /// The rows that yield a token, in row order: the order of the device's sampled outputs and of
@@ -39,6 +53,26 @@ impl Batch {
     pub fn num_sampled(&self) -> usize {
         self.sampled_rows().count()
     }
+}
+
+/// A block to copy with keys that were computed for other positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockTurn {
+    /// From where to where. The source may be read by others.
+    pub copy: BlockCopy,
+    /// By how many positions the tokens move on.
+    pub by: usize,
+}
+
+/// A prompt to cut once its last row is computed: to what its last tokens attend to most.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromptCut {
+    /// Which of the batch's rows.
+    pub row: usize,
+    /// Tokens at the row's end that decide, and that stay.
+    pub num_observed: usize,
+    /// Where what stays is to be copied to, in the order of tokens; all full.
+    pub blocks: Vec<BlockId>,
 }
 
 /// One sequence's share of a batch.
@@ -57,6 +91,9 @@ pub struct Row {
     /// `start + len`: tokens that the row's last token attends to, itself included, and the
     /// position of the token it yields.
     pub context_len: usize,
+    /// Tokens of those before that are not in the KV cache any more: what is left of them counts as
+    /// `num_dropped` fewer.
+    pub num_dropped: usize,
     /// Whether the row reaches the end of what is known, and so yields a token: true for every
     /// decode and for the last chunk of a prefill.
     pub samples: bool,

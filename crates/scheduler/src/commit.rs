@@ -55,14 +55,25 @@ impl Scheduler {
             sequence.num_computed = row.context_len;
             sequence.num_pending += usize::from(row.samples);
             sequence.is_fresh = false;
+            sequence.turn_is_due = false;
             if row.samples {
                 self.accounts.charge(sequence.account, cost::GENERATED);
             }
             let is_complete = sequence.is_complete();
             self.cache_blocks(row.id);
+            self.cut(row.id, row.context_len);
             if is_complete {
                 self.release(row.id, Phase::Finishing);
             }
+        }
+    }
+
+    /// Lets go of a prompt that is cut by the row that was launched. Its blocks are read by that
+    /// row alone, before anything of a later batch writes to them.
+    fn cut(&mut self, id: SequenceId, context_len: usize) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if let Some(cut) = sequence.cut_at(context_len) {
+            sequence.table.cut(cut.prompt_len(), &mut self.cache);
         }
     }
 

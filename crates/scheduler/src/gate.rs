@@ -111,9 +111,10 @@ impl Scheduler {
     /// reserved, as in a static batch. Its last token is never an input and needs no place.
     fn most_tokens(&self, sequence: &Sequence) -> usize {
         let num_places = sequence.final_len - 1;
+        let places_held = self.most_blocks(sequence, num_places) * self.config.block_size;
         match self.policy.batching {
-            Batching::Continuous => num_places,
-            Batching::Static { .. } => num_places.next_multiple_of(self.config.block_size),
+            Batching::Continuous => num_places.min(places_held),
+            Batching::Static { .. } => places_held,
         }
     }
 }

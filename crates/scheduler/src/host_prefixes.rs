@@ -82,7 +82,7 @@ impl Scheduler {
         if matches!(self.policy.batching, Batching::Static { .. }) {
             return Some(Vec::new());
         }
-        let most = (sequence.len() - 1) / self.config.block_size;
+        let most = self.most_found(sequence);
         let mut blocks = Vec::new();
         for name in sequence.chain.names().iter().take(most).skip(num_found) {
             match self.swap.find(name) {

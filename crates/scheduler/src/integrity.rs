@@ -36,8 +36,8 @@ impl Scheduler {
     fn check_blocks(&self) -> Result<(), String> {
         let mut held = vec![0; self.cache.num_total()];
         let mut owned = vec![false; self.cache.num_total()];
-        let in_tables = self.sequences.values().flat_map(|sequence| sequence.table.blocks());
-        for block in in_tables.copied().chain(self.moves.held_blocks()) {
+        let in_tables = self.sequences.values().flat_map(|sequence| sequence.table.held());
+        for block in in_tables.chain(self.moves.held_blocks()) {
             held[block.index()] += 1;
             // While a copy is made of a block, it may be the prefix cache's all the same.
             owned[block.index()] = !self.cache.is_unheld(block);
@@ -65,13 +65,18 @@ impl Scheduler {
             if to_write.into_iter().any(|at| self.is_shared_with_tables(sequence, at)) {
                 return Err(format!("sequence {id} is to write to a block that others hold"));
             }
+            let mut turned = sequence.table.turned();
+            if turned.any(|copy| self.cache.ref_count(copy.to) > 1) {
+                return Err(format!("sequence {id} is to turn keys that others hold"));
+            }
         }
         Ok(())
     }
 
     /// Moves from the host hold their blocks, too, until they are done; they come before any write.
     fn is_shared_with_tables(&self, sequence: &Sequence, position: usize) -> bool {
-        let block = sequence.table.blocks()[position / self.config.block_size];
+        let place = position - sequence.table.num_dropped();
+        let block = sequence.table.blocks()[place / self.config.block_size];
         let by_moves = self.moves.held_blocks().filter(|&held| held == block).count();
         self.cache.ref_count(block) as usize - by_moves > 1
     }

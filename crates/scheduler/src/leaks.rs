@@ -10,7 +10,7 @@ impl Scheduler {
     /// References that are missing count as well: they free a block that somebody still uses.
     #[must_use]
     pub fn num_leaked_blocks(&self) -> usize {
-        let in_tables = self.sequences.values().map(|sequence| sequence.table.blocks().len());
+        let in_tables = self.sequences.values().map(|sequence| sequence.table.held().count());
         let swapped = self.sequences.values().filter_map(|sequence| sequence.swapped.as_ref());
         let on_host: usize = swapped.map(|swapped| swapped.blocks.len()).sum();
         let (by_moves, host_by_moves) = self.moves.num_references();

@@ -104,7 +104,7 @@ mod tenant;
 mod view;
 mod way;
 
-pub use batch::{Batch, Row, RowInputs};
+pub use batch::{Batch, BlockTurn, PromptCut, Row, RowInputs};
 pub use commit::{Commit, FinishReason};
 pub use config::SchedulerConfig;
 #[cfg(feature = "damage")]

@@ -10,7 +10,7 @@
 //! tokens each prompt gets.
 
 use crate::SequenceId;
-use crate::batch::{Batch, Row, RowInputs};
+use crate::batch::{Batch, BlockTurn, PromptCut, Row, RowInputs};
 use crate::decision::{Decision, HeldBack, LimitedBy, Share};
 use crate::policy::{Batching, Mixing, Order};
 use crate::scheduler::Scheduler;
@@ -40,8 +40,10 @@ impl Scheduler {
         }
         self.make_way();
         self.plan_swaps();
+        self.plan_slides();
         self.plan_rows(&mut draft);
         let Draft { mut batch, mut decision, .. } = draft;
+        batch.cuts = self.cuts(&batch);
         self.keep_cold_prefixes();
         let most_moved_in = self.most_moved_in();
         batch.moves = self.moves.next(self.config.memory.max_moved_blocks, most_moved_in);
@@ -57,6 +59,17 @@ impl Scheduler {
         }
         self.planned = batch.number;
         Some(batch)
+    }
+
+    /// The prompts that end in the batch and are to be cut there.
+    fn cuts(&self, batch: &Batch) -> Vec<PromptCut> {
+        let cut = |(row, planned): (usize, &Row)| {
+            let sequence = self.sequence(planned.id);
+            let cut = sequence.cut_at(planned.context_len)?;
+            let blocks = sequence.table.reserved().to_vec();
+            Some(PromptCut { row, num_observed: cut.num_observed(), blocks })
+        };
+        batch.rows.iter().enumerate().filter_map(cut).collect()
     }
 
     fn plan_rows(&mut self, draft: &mut Draft) {
@@ -162,12 +175,16 @@ impl Scheduler {
             ids.sort_by_key(|&id| self.accounts.service(self.sequence(id).account));
         }
         for (i, &id) in ids.iter().enumerate() {
+            let sequence = self.sequence(id);
+            if !sequence.has_room() || !self.can_run(sequence, &draft.batch) {
+                continue;
+            }
             let num_prompts = ids.len() - i + self.waiting.len();
             if draft.prompt_tokens_left == 0 {
                 return;
             }
             let len = self.prompt_share(id, draft, num_prompts);
-            if len > 0 && self.can_run(self.sequence(id), &draft.batch) {
+            if len > 0 {
                 self.push_prompt(id, len, draft);
             }
         }
@@ -192,7 +209,8 @@ impl Scheduler {
 
     /// Adds a row of a prompt's next `len` tokens.
     pub(crate) fn push_prompt(&self, id: SequenceId, len: usize, draft: &mut Draft) {
-        draft.prompt_tokens_left -= len;
+        // Those that decide over a cut may need more than was left.
+        draft.prompt_tokens_left = draft.prompt_tokens_left.saturating_sub(len);
         self.push_row(id, len, &mut draft.batch);
     }
 
@@ -214,6 +232,11 @@ impl Scheduler {
             assert!(!is_shared, "sequence {id} would write to a block that it shares");
         }
         let num_uncounted = sequence.num_uncounted();
+        let num_dropped = sequence.table.num_dropped();
+        if sequence.turn_is_due {
+            let turned = sequence.table.turned();
+            batch.turns.extend(turned.map(|copy| BlockTurn { copy, by: num_dropped }));
+        }
         batch.num_tokens += len;
         batch.num_uncounted += num_uncounted;
         batch.num_probes += sequence.num_probes(len);
@@ -224,6 +247,7 @@ impl Scheduler {
             len,
             inputs: if is_known { RowInputs::Known } else { RowInputs::Pending },
             context_len,
+            num_dropped,
             samples: context_len == sequence.len(),
             fresh: sequence.is_fresh,
             num_uncounted,

@@ -11,7 +11,7 @@
 //!   d2h                         [victim's blocks]
 //! ```
 
-use inflight_kv_cache::blocks_for;
+use inflight_kv_cache::{KvCacheError, blocks_for};
 
 use crate::batch::Batch;
 use crate::moves::{BlockMove, MoveOwner};
@@ -29,8 +29,7 @@ impl Scheduler {
     /// their way that it is to wait for.
     pub(crate) fn make_room(&mut self, id: SequenceId) -> bool {
         loop {
-            let sequence = self.sequences.get_mut(&id).expect("running sequences have a record");
-            if sequence.table.grow_to(sequence.num_computed + 1, &mut self.cache).is_ok() {
+            if self.try_room(id).is_ok() {
                 return true;
             }
             if !self.moves.is_empty() {
@@ -54,6 +53,31 @@ impl Scheduler {
         }
     }
 
+    /// Has a running sequence let go of tokens that its next row does not see any more, and take
+    /// blocks for those that the row computes.
+    fn try_room(&mut self, id: SequenceId) -> Result<(), KvCacheError> {
+        let most = self.config.max_num_batched_tokens;
+        let sequence = self.sequences.get_mut(&id).expect("running sequences have a record");
+        let (num_before, num_dropped) = (sequence.table.num_dropped(), sequence.num_to_drop());
+        sequence.table.slide(num_dropped, sequence.retention.num_sinks(), &mut self.cache)?;
+        sequence.turn_is_due |= num_dropped > num_before;
+        sequence.table.grow_to(sequence.room_wanted(most), &mut self.cache)
+    }
+
+    /// Gives room to the prompts whose tables do not reach to their end. Before any row is planned,
+    /// since others may have to give way.
+    pub(crate) fn plan_slides(&mut self) {
+        // The list shrinks from its end while victims give way.
+        let mut i = 0;
+        while let Some(&id) = self.running.get(i) {
+            let sequence = self.sequence(id);
+            if sequence.num_uncomputed() > 1 && !sequence.has_room() {
+                self.make_room(id);
+            }
+            i += 1;
+        }
+    }
+
     /// Begins to move the newest sequences to the host if blocks will run out in the next steps.
     pub(crate) fn plan_swaps(&mut self) {
         if self.swap.num_total() == 0 {
@@ -74,15 +98,21 @@ impl Scheduler {
     /// Blocks that a running sequence needs for its next [`LOOKAHEAD`] tokens.
     fn growth_soon(&self, sequence: &Sequence) -> usize {
         let num_places = (sequence.num_computed + LOOKAHEAD).min(sequence.final_len - 1);
-        let num_blocks = blocks_for(num_places, self.config.block_size);
-        num_blocks.saturating_sub(sequence.table.blocks().len())
+        let num_kept = num_places.saturating_sub(sequence.table.num_dropped());
+        let num_blocks = blocks_for(num_kept, self.config.block_size);
+        let growth = num_blocks.saturating_sub(sequence.table.blocks().len());
+        let most = self.most_blocks(sequence, num_places);
+        growth.min(most.saturating_sub(sequence.table.held().count()))
     }
 
     /// Whether a running sequence that has to give way should keep its keys and values on the host.
     fn is_better_swapped(&self, sequence: &Sequence) -> bool {
         let num_blocks = blocks_for(sequence.num_computed, self.config.block_size);
-        let may_swap =
-            sequence.num_arriving == 0 && (1..=self.swap.num_available()).contains(&num_blocks);
+        // What is left of a sequence that dropped tokens is no prefix.
+        let may_swap = sequence.num_arriving == 0
+            && sequence.num_to_drop() == 0
+            && sequence.retention.cut().is_none()
+            && (1..=self.swap.num_available()).contains(&num_blocks);
         may_swap
             && match self.config.memory.preemption {
                 Preemption::Recompute => false,

@@ -14,13 +14,14 @@ impl Scheduler {
             return;
         }
         let sequence = self.sequences.get_mut(&id).expect("only called for living sequences");
-        let Sequence { tokens, chain, table, num_computed, num_arriving, .. } = sequence;
+        let Sequence { tokens, chain, table, retention, num_computed, num_arriving, .. } = sequence;
         chain.extend(tokens);
         if *num_arriving > 0 || !matches!(sequence.phase, Phase::Running(_)) {
             return;
         }
-        let num_before = table.num_cached();
-        table.cache_full_blocks(*num_computed, chain, tokens, &mut self.cache);
+        let num_before = table.num_found();
+        let num_exact = retention.num_exact().min(*num_computed);
+        table.cache_full_blocks(num_exact, chain, tokens, &mut self.cache);
         // Whether or not they can be found: nobody needs to wait for them any more.
         let num_computed_blocks = *num_computed / self.config.block_size;
         let computed = chain.hashes().iter().take(num_computed_blocks).skip(num_before);
@@ -34,7 +35,9 @@ impl Scheduler {
     /// Announces the blocks that a sequence, just admitted, is going to compute.
     pub(crate) fn announce_blocks(&mut self, id: SequenceId) {
         let sequence = &self.sequences[&id];
-        for &hash in &sequence.chain.hashes()[sequence.table.num_cached()..] {
+        let most = sequence.retention.num_exact() / self.config.block_size;
+        let hashes = sequence.chain.hashes().iter().take(most);
+        for &hash in hashes.skip(sequence.table.num_found()) {
             self.announced.entry(hash).or_insert(id);
         }
     }
@@ -66,7 +69,7 @@ impl Scheduler {
             return true;
         }
         let num_found = self.find_prefix(sequence).len();
-        let most = (sequence.len() - 1) / self.config.block_size;
+        let most = self.most_found(sequence);
         let missing = sequence.chain.hashes().iter().take(most).nth(num_found);
         sequence.missing.set(missing.copied());
         missing.is_some_and(is_announced)
@@ -78,7 +81,11 @@ impl Scheduler {
         if sequence.probes_prompt {
             return Vec::new();
         }
-        let most = (sequence.len() - 1) / self.config.block_size;
-        self.cache.find(&sequence.chain, &sequence.tokens, most)
+        self.cache.find(&sequence.chain, &sequence.tokens, self.most_found(sequence))
+    }
+
+    /// Most blocks that a sequence can begin with.
+    pub(crate) fn most_found(&self, sequence: &Sequence) -> usize {
+        (sequence.len().min(sequence.retention.most_found()) - 1) / self.config.block_size
     }
 }

@@ -17,6 +17,7 @@ impl Scheduler {
     pub(crate) fn prompt_share(&self, id: SequenceId, draft: &Draft, num_prompts: usize) -> usize {
         let left = draft.prompt_tokens_left;
         let num_uncomputed = self.sequence(id).num_uncomputed();
+        let room = self.sequence(id).room();
         // Who needs most of it cannot make the others late, too.
         let most = if num_prompts > 1 { left / 2 } else { left };
         let needed = match self.num_steps_to_target(id) {
@@ -25,7 +26,15 @@ impl Scheduler {
             Some(num_steps) => num_uncomputed.div_ceil(num_steps).min(most).max(LEAST_SHARE),
         };
         let probes_left = self.probes_left(self.sequence(id), &draft.batch);
-        needed.min(num_uncomputed).min(left).min(probes_left)
+        let most = left.min(room).min(probes_left);
+        let len = self.sequence(id).row_len(needed.min(num_uncomputed).min(most));
+        if len > 0 || most == 0 {
+            return len;
+        }
+        // Those that decide over a cut are computed together, whatever a policy leaves for prompts.
+        let least = self.sequence(id).row_len(num_uncomputed.min(room));
+        let fits = draft.batch.num_tokens + least <= self.config.max_num_batched_tokens;
+        if fits { least } else { 0 }
     }
 
     /// Steps of the usual length until the sequence's first token is due; `None` without a target,
@@ -53,8 +62,10 @@ impl Scheduler {
             } else {
                 usize::MAX
             };
-            let more = sequence.len() - row.context_len;
+            let end = sequence.len().min(sequence.num_computed + sequence.room());
+            let more = end - row.context_len;
             let more = more.min(draft.prompt_tokens_left).min(probes_left);
+            let more = sequence.row_len(row.len + more).saturating_sub(row.len);
             row.len += more;
             row.context_len += more;
             row.samples = row.context_len == sequence.len();

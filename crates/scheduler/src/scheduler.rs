@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use inflight_kv_cache::{BlockHash, BlockTable, KvCache, SwapSpace, blocks_for};
+use inflight_kv_cache::{BlockHash, BlockTable, KvCache, Retention, SwapSpace};
 
 use crate::batch::Batch;
 use crate::file_prefixes::FilePrefixes;
@@ -150,6 +150,16 @@ impl Scheduler {
     /// # Errors
     /// When it can never run; the message names the field and the limit.
     pub fn check_fits(&self, prompt_len: usize, max_tokens: usize) -> Result<(), AdmissionError> {
+        self.check_kept(prompt_len, max_tokens, Retention::All)
+    }
+
+    /// The same for a sequence of which not all stays in the cache.
+    fn check_kept(
+        &self,
+        prompt_len: usize,
+        max_tokens: usize,
+        retention: Retention,
+    ) -> Result<(), AdmissionError> {
         let SchedulerConfig { max_model_len, block_size, num_blocks, .. } = self.config;
         if prompt_len == 0 {
             return Err(AdmissionError::EmptyPrompt);
@@ -162,7 +172,8 @@ impl Scheduler {
         }
         // The last token is never an input, so its position needs no place.
         let num_places = final_len(prompt_len, max_tokens, max_model_len) - 1;
-        let needed_blocks = blocks_for(num_places, block_size);
+        let most = self.config.max_num_batched_tokens;
+        let needed_blocks = retention.most_blocks(num_places, most, block_size);
         if needed_blocks > num_blocks {
             return Err(AdmissionError::LargerThanCache {
                 prompt_len,
@@ -183,7 +194,7 @@ impl Scheduler {
     /// # Panics
     /// When the id is in use.
     pub fn add(&mut self, spec: SequenceSpec) -> Result<(), AdmissionError> {
-        self.check_fits(spec.prompt.len(), spec.max_tokens)?;
+        self.check_kept(spec.prompt.len(), spec.max_tokens, spec.retention)?;
         let id = spec.id;
         let spec = SequenceSpec { shares_prompt_of: self.leader_of(&spec), ..spec };
         let arrival = self.take_number();
@@ -206,8 +217,11 @@ impl Scheduler {
     /// The sequence whose prompt is to be shared, if it is there and the prompt is the same.
     fn leader_of(&self, spec: &SequenceSpec) -> Option<SequenceId> {
         let leader = spec.shares_prompt_of.filter(|_| !spec.probes_prompt)?;
-        let Sequence { tokens, prompt_len, chain, .. } = self.sequences.get(&leader)?;
-        let is_same = tokens[..*prompt_len] == spec.prompt && *chain.key() == spec.prefix_key;
+        let leader_is = self.sequences.get(&leader)?;
+        let Sequence { tokens, prompt_len, chain, retention, .. } = leader_is;
+        let is_same = tokens[..*prompt_len] == spec.prompt
+            && *chain.key() == spec.prefix_key
+            && *retention == spec.retention;
         is_same.then_some(leader)
     }
 
@@ -385,6 +399,7 @@ impl Scheduler {
         let Phase::Running(slot) = std::mem::replace(&mut sequence.phase, next) else {
             panic!("sequence {id} does not run");
         };
+        sequence.turn_is_due = false;
         self.moves.cancel_copies(id, &mut self.cache);
         for hash in &sequence.chain.hashes()[sequence.table.num_cached()..] {
             if self.announced.get(hash) == Some(&id) {

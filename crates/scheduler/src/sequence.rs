@@ -2,7 +2,9 @@
 
 use std::{cell::Cell, fmt, time::Duration};
 
-use inflight_kv_cache::{BlockHash, BlockTable, HostBlockId, PrefixChain, PrefixKey};
+use inflight_kv_cache::{
+    Attended, BlockHash, BlockTable, HostBlockId, PrefixChain, PrefixKey, Retention,
+};
 
 use crate::queue::Rank;
 use crate::tenant::AccountId;
@@ -46,6 +48,8 @@ pub struct SequenceSpec {
     pub probes_prompt: bool,
     /// How it is to be served among others.
     pub service: Service,
+    /// Which of its tokens stay in the KV cache.
+    pub retention: Retention,
 }
 
 /// How a sequence is to be served among others. The default is like everybody else.
@@ -75,6 +79,7 @@ impl SequenceSpec {
             counts_tokens: false,
             probes_prompt: false,
             service: Service::default(),
+            retention: Retention::All,
         }
     }
 }
@@ -110,6 +115,9 @@ pub(crate) struct Sequence {
     pub(crate) phase: Phase,
     /// Empty unless running.
     pub(crate) table: BlockTable,
+    pub(crate) retention: Retention,
+    /// Its table has let go of tokens and no row was launched since: its sinks' keys are to turn.
+    pub(crate) turn_is_due: bool,
     /// Hashes of its full blocks.
     pub(crate) chain: PrefixChain,
     /// Its first block that was not found when it was last looked for.
@@ -184,6 +192,8 @@ impl Sequence {
             is_fresh: true,
             phase: Phase::Waiting,
             table: BlockTable::new(config.block_size),
+            retention: spec.retention,
+            turn_is_due: false,
             chain,
             missing: Cell::new(None),
             swapped: None,
@@ -228,6 +238,39 @@ impl Sequence {
     /// Tokens of the next `len` that may be probed.
     pub(crate) fn num_probes(&self, len: usize) -> usize {
         if self.probes_prompt && self.is_in_prompt() { len } else { 0 }
+    }
+
+    /// Tokens for which there is to be room in the table before its next row, if rows have at most
+    /// `most` tokens.
+    pub(crate) fn room_wanted(&self, most: usize) -> usize {
+        self.len().min(self.retention.reach(self.num_computed, most))
+    }
+
+    /// Tokens that the table should have let go of before its next row.
+    pub(crate) fn num_to_drop(&self) -> usize {
+        self.retention.num_dropped(self.num_computed, self.table.block_size())
+    }
+
+    /// The cut that its prompt gets with a row that ends here.
+    pub(crate) fn cut_at(&self, context_len: usize) -> Option<Attended> {
+        self.retention.cut().filter(|cut| context_len == cut.prompt_len())
+    }
+
+    /// Tokens that its next row may have if it could have `len`: all that decide over a cut, or
+    /// none of them.
+    pub(crate) fn row_len(&self, len: usize) -> usize {
+        let cut = self.retention.cut();
+        cut.map_or(len, |cut| cut.row_len(self.num_computed, len))
+    }
+
+    /// Tokens for which there is room in the table.
+    pub(crate) fn room(&self) -> usize {
+        self.table.capacity().saturating_sub(self.num_computed)
+    }
+
+    /// Whether the table is ready for the next row: has let go of what it should and has room.
+    pub(crate) fn has_room(&self) -> bool {
+        self.num_to_drop() <= self.table.num_dropped() && self.room() > 0
     }
 
     /// Whether the last token it may have is launched or committed.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use inflight_engine::{EngineConfig, MemoryConfig, Order, Policy, Targets};
+use inflight_engine::{EngineConfig, KvKeep, MemoryConfig, Order, Policy, Targets};
 use inflight_model::{DummyWeights, ModelConfig, Weights};
 use inflight_sim::plan::{Arrival, Percentiles, Planned, Served, simulate};
 use inflight_sim::{CostModel, Gpu, Random};
@@ -95,6 +95,7 @@ impl Setting {
                 block_size: 16,
                 num_blocks: 64 * self.max_num_seqs,
                 memory: MemoryConfig::default(),
+                kv_keep: KvKeep::All,
                 max_outstanding: 1 << 20,
             },
         };

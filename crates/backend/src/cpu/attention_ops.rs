@@ -7,7 +7,7 @@ use super::{
     kernels::{self, Cores, KvElement},
 };
 use crate::{
-    AttentionShape, DeviceBatch, KvLayer, StepShape,
+    AttentionShape, BlockTurn, CutPrompts, DeviceBatch, KvLayer, PromptCut, StepShape, TurnBlocks,
     ops::{Attention, RopeAndCache},
 };
 
@@ -59,6 +59,86 @@ impl RopeOperands {
             values: &mut self.kv.values.write::<K>(),
         };
         kernels::rope_and_cache(cores, args);
+    }
+}
+
+/// [`TurnBlocks`] with handles instead of references.
+pub(super) struct TurnOperands {
+    kv: Vec<KvLayer<CpuBackend>>,
+    attention: AttentionShape,
+    rotary_table: CpuBuffer,
+    rotary_dim: usize,
+    interleaved: bool,
+    turns: Vec<BlockTurn>,
+}
+
+impl TurnOperands {
+    pub(super) fn new(args: &TurnBlocks<'_, CpuBackend>) -> Self {
+        Self {
+            kv: args.kv.to_vec(),
+            attention: args.attention,
+            rotary_table: args.rotary_table.clone(),
+            rotary_dim: args.rotary_dim,
+            interleaved: args.interleaved,
+            turns: args.turns.to_vec(),
+        }
+    }
+
+    /// Runs the operator on a KV cache of `K`, layer by layer.
+    pub(super) fn run<K: KvElement + Element>(&self, _cores: Cores<'_>) {
+        for layer in &self.kv {
+            let _turns = (layer.keys.take_turns(), layer.values.take_turns());
+            kernels::turn_blocks(kernels::TurnBlocks {
+                keys: &mut layer.keys.write::<K>(),
+                values: &mut layer.values.write::<K>(),
+                attention: self.attention,
+                rotary_table: &self.rotary_table.read(),
+                rotary_dim: self.rotary_dim,
+                interleaved: self.interleaved,
+                turns: &self.turns,
+            });
+        }
+    }
+}
+
+/// [`CutPrompts`] with handles instead of references.
+pub(super) struct CutOperands {
+    qkv: CpuBuffer,
+    kv: KvLayer<CpuBackend>,
+    attention: AttentionShape,
+    scale: f32,
+    batch: DeviceBatch<CpuBackend>,
+    cuts: Vec<PromptCut>,
+}
+
+impl CutOperands {
+    pub(super) fn new(args: &CutPrompts<'_, CpuBackend>) -> Self {
+        Self {
+            qkv: args.qkv.clone(),
+            kv: args.kv.clone(),
+            attention: args.attention,
+            scale: args.scale,
+            batch: args.batch.clone(),
+            cuts: args.cuts.to_vec(),
+        }
+    }
+
+    /// Runs the operator on a KV cache of `K`.
+    pub(super) fn run<K: KvElement + Element>(&self, cores: Cores<'_>) {
+        let _turns = (self.kv.keys.take_turns(), self.kv.values.take_turns());
+        let args = kernels::CutPrompts {
+            qkv: &self.qkv.read(),
+            keys: &mut self.kv.keys.write::<K>(),
+            values: &mut self.kv.values.write::<K>(),
+            attention: self.attention,
+            scale: self.scale,
+            row_starts: &self.batch.row_starts.read(),
+            context_lens: &self.batch.context_lens.read(),
+            block_starts: &self.batch.block_starts.read(),
+            blocks: &self.batch.blocks.read(),
+            cuts: &self.cuts,
+        };
+        kernels::cut_prompts(cores, args);
     }
 }
 

@@ -9,19 +9,19 @@ use std::{
 use half::{bf16, f16};
 
 use super::{
-    attention_ops::{AttentionOperands, RopeOperands},
+    attention_ops::{AttentionOperands, CutOperands, RopeOperands, TurnOperands},
     block_moves::MoveOperands,
     buffer::CpuBuffer,
     event::CpuEvent,
-    kernels::{self, Cores, Fp8, Int8},
+    kernels::{self, Cores, Fp8, Int4, Int8},
     matmul::{self, MatmulArgs, MatmulScratch, PackedMatrix, WeightPrecision},
     pool::ThreadPool,
     simd::SimdLevel,
     stream::{CpuStream, Fault},
 };
 use crate::{
-    Backend, BackendError, Ceilings, DeviceBatch, Dtype, HistoryShape, HostTensor, KvDtype,
-    MoveBlocks, OutputLayout, StepShape,
+    Backend, BackendError, Ceilings, CutPrompts, DeviceBatch, Dtype, HistoryShape, HostTensor,
+    KvDtype, MoveBlocks, OutputLayout, StepShape, TurnBlocks,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };
@@ -112,6 +112,7 @@ macro_rules! with_kv_type {
             KvDtype::Bf16 => $operands.run::<bf16>($device.cores()),
             KvDtype::Fp8 => $operands.run::<Fp8>($device.cores()),
             KvDtype::Int8 => $operands.run::<Int8>($device.cores()),
+            KvDtype::Int4 => $operands.run::<Int4>($device.cores()),
         }
     };
 }
@@ -305,6 +306,32 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         let operands = MoveOperands::new(&args);
         self.enqueue(stream, move |_| operands.run())
+    }
+
+    fn turn_blocks(
+        &self,
+        args: TurnBlocks<'_, Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let operands = TurnOperands::new(&args);
+        self.enqueue(stream, move |device| {
+            with_kv_type!(device, operands.run());
+        })
+    }
+
+    fn cut_prompts(
+        &self,
+        args: CutPrompts<'_, Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let operands = CutOperands::new(&args);
+        self.enqueue(stream, move |device| {
+            with_kv_type!(device, operands.run());
+        })
+    }
+
+    fn cuts_prompts(&self) -> bool {
+        true
     }
 
     fn count_history(

@@ -9,7 +9,7 @@ use std::{
 use half::{bf16, f16};
 use memmap2::MmapMut;
 
-use super::kernels::{Fp8, Int8};
+use super::kernels::{Fp8, Int4, Int8};
 use crate::{
     BackendError,
     sync::{Arc, AtomicI32, Mutex, MutexGuard, Ordering, lock},
@@ -36,6 +36,8 @@ unsafe impl Element for f16 {}
 unsafe impl Element for bf16 {}
 // SAFETY: as above: bytes.
 unsafe impl Element for Int8 {}
+// SAFETY: as `u8`, which it is.
+unsafe impl Element for Int4 {}
 // SAFETY: as above.
 unsafe impl Element for Fp8 {}
 

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     Backend, BackendError, Ceilings, DeviceBatch, Dtype, Graph, HistoryShape, HostTensor, KvDtype,
-    MoveBlocks, StepCapacity, StepShape,
+    MoveBlocks, StepCapacity, StepShape, TurnBlocks,
     ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -362,6 +362,15 @@ impl Backend for CudaBackend {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         self.shared.operators.move_blocks(&args, stream)
+    }
+
+    fn turn_blocks(
+        &self,
+        args: TurnBlocks<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let block_bytes = self.kv_layout(args.attention).block_bytes();
+        self.shared.operators.turn_blocks(&args, block_bytes, stream)
     }
 
     fn count_history(

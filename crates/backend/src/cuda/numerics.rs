@@ -34,7 +34,7 @@ impl Numerics {
             KvDtype::Bf16 => Ok(KvNumbers::Bf16),
             KvDtype::Fp8 => Ok(KvNumbers::Fp8),
             KvDtype::Int8 => Ok(KvNumbers::Int8),
-            other @ (KvDtype::F32 | KvDtype::F16) => {
+            other @ (KvDtype::F32 | KvDtype::F16 | KvDtype::Int4) => {
                 Err(BackendError::Unsupported(format!("a KV cache of {other} on a GPU")))
             }
         }

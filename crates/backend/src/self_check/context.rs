@@ -8,7 +8,7 @@ use super::{
     steps::RandomStep,
 };
 use crate::{
-    AttentionShape, Backend, BackendError,
+    AttentionShape, Backend, BackendError, BlockTurn, TurnBlocks,
     ops::{Attention, Matmul, RopeAndCache},
 };
 
@@ -81,6 +81,10 @@ fn check_rotation<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError
         rope(Heads::new(2, 1, 256), 256, false, true),
     ] {
         case.check(pair, &RandomStep::mixed(16), BF16_TOLERANCE)?;
+        let out = case.turn(&pair.device)?;
+        let expected = case.turn(&pair.reference)?;
+        pair.compare(case.name("turned keys"), &out.keys, &expected.keys, BF16_TOLERANCE);
+        pair.compare(case.name("copied values"), &out.values, &expected.values, BF16_TOLERANCE);
         // Codes follow every bit of what was multiplied.
         let tolerance = 3.0 * BF16_TOLERANCE;
         let case = Rope { cols: Some(576), ..case };
@@ -203,6 +207,37 @@ impl Rope {
         let queries = rows.flat_map(|row| row[..attention.q_len()].to_vec()).collect();
         let read = |buffer| rig.read_kv(buffer, layout, step.num_cache_blocks);
         Ok(Rotated { queries, keys: read(&kv.keys)?, values: read(&kv.values)? })
+    }
+}
+
+impl Rope {
+    /// Blocks of two layers, turned: more turns than one launch takes.
+    fn turn<B: Backend>(&self, rig: &Rig<'_, B>) -> Result<Rotated, BackendError> {
+        let attention = self.heads.shape(16);
+        let num_blocks: u32 = 150;
+        let len = num_blocks as usize * self.heads.num_kv_heads * 16 * self.heads.head_dim;
+        let layout = rig.backend.kv_layout(attention);
+        let layer = |seed| rig.kv(layout, &normal(seed, len), &normal(seed + 1, len));
+        let kv = [layer(60)?, layer(62)?];
+        let table = rig.vector(&angles(1024, self.rotary_dim))?;
+        let half = num_blocks / 2;
+        let turn = |i| BlockTurn { from: i, to: num_blocks - 1 - i, by: 13 * i };
+        let turns: Vec<BlockTurn> = (0..half).map(turn).collect();
+        let args = TurnBlocks {
+            kv: &kv,
+            attention,
+            rotary_table: &table,
+            rotary_dim: self.rotary_dim,
+            interleaved: self.interleaved,
+            turns: &turns,
+        };
+        rig.backend.turn_blocks(args, &rig.stream)?;
+        let mut rotated = Rotated { queries: Vec::new(), keys: Vec::new(), values: Vec::new() };
+        for layer in &kv {
+            rotated.keys.extend(rig.read_kv(&layer.keys, layout, num_blocks as usize)?);
+            rotated.values.extend(rig.read_kv(&layer.values, layout, num_blocks as usize)?);
+        }
+        Ok(rotated)
     }
 }
 

@@ -76,7 +76,7 @@ fn reference_for<B: Backend>(backend: &B) -> Result<CpuBackend, BackendError> {
     CpuBackend::new(CpuConfig {
         // Numbers of eight bits would differ too much from any others.
         kv_dtype: match backend.kv_dtype() {
-            dtype @ (KvDtype::Fp8 | KvDtype::Int8) => dtype,
+            dtype @ (KvDtype::Fp8 | KvDtype::Int8 | KvDtype::Int4) => dtype,
             KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => KvDtype::F32,
         },
         weights: WeightPrecision::F32,

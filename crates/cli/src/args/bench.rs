@@ -11,6 +11,7 @@ use inflight_bench::BuiltInConfig;
 use super::batching::{BATCHING_EXAMPLES, BatchingArgs};
 use super::bench_serve::{SERVE_LOAD_EXAMPLES, ServeLoadArgs};
 use super::chats::{CHATS_EXAMPLES, ChatsArgs};
+use super::text::{TEXT_EXAMPLES, TextArgs};
 use super::{DeviceChoice, EngineArgs, KvChoice, MODEL_HELP, PolicyArgs};
 
 const OFFLINE_EXAMPLES: &str = "\
@@ -68,6 +69,11 @@ pub(crate) enum BenchCommand {
     /// cache has no room for
     #[command(after_help = CHATS_EXAMPLES)]
     Chats(Box<ChatsArgs>),
+
+    /// How well the model predicts a text, and in how much memory: what settings of the KV cache
+    /// cost
+    #[command(after_help = TEXT_EXAMPLES)]
+    Text(Box<TextArgs>),
 
     /// Every operator alone at a model's sizes: time, rates, share of what the device could do
     #[command(after_help = KERNELS_EXAMPLES)]

@@ -1,9 +1,10 @@
 //! How the KV cache's memory is used.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use inflight_engine::Preemption;
+use inflight_engine::{KvKeep, KvWindow, Preemption};
 
 /// What is kept in the KV cache, and what becomes of requests when it is full.
 #[derive(Args, Clone, Debug)]
@@ -42,6 +43,22 @@ pub(crate) struct MemoryArgs {
     /// Most GiB of --cache-file; the least recently used goes first
     #[arg(long, default_value_t = 4.0, value_name = "GIB", allow_negative_numbers = true)]
     pub(crate) cache_file_size: f64,
+
+    /// Keep only the latest so many tokens of a request in the KV cache, and its first ones: a
+    /// request may then have any number of tokens in constant memory, and --max-model-len be more
+    /// than the model was made for. Requests may say otherwise by `kv_cache` [default: keep all]
+    #[arg(long, value_name = "TOKENS")]
+    kv_window: Option<NonZeroUsize>,
+
+    /// First tokens of a request that stay with --kv-window [default: 4]
+    #[arg(long, value_name = "TOKENS", requires = "kv_window")]
+    kv_sinks: Option<usize>,
+
+    /// Keep of a request's prompt only so many tokens in the KV cache, those that its end attends
+    /// to most, each head its own, and all that is generated; on CPUs only. Requests may say
+    /// otherwise by `kv_cache` [default: keep all]
+    #[arg(long, value_name = "TOKENS", conflicts_with = "kv_window")]
+    kv_budget: Option<NonZeroUsize>,
 }
 
 impl MemoryArgs {
@@ -54,6 +71,18 @@ impl MemoryArgs {
     pub(crate) fn measured(mut self) -> Self {
         self.no_enable_prefix_caching = !self.enable_prefix_caching;
         self
+    }
+
+    /// What requests keep that do not say.
+    pub(crate) fn kv_keep(&self) -> KvKeep {
+        match (self.kv_window, self.kv_budget) {
+            (None, None) => KvKeep::All,
+            (None, Some(budget)) => KvKeep::Attended(budget.get()),
+            (Some(window), _) => KvKeep::Latest(KvWindow {
+                num_sinks: self.kv_sinks.unwrap_or(KvWindow::USUAL_SINKS),
+                window: window.get(),
+            }),
+        }
     }
 
     pub(crate) fn preemption(&self) -> Preemption {

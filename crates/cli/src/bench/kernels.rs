@@ -129,7 +129,9 @@ fn kv_dtype_on_gpus(args: &KernelsArgs) -> KvDtype {
     match args.kv_cache_dtype {
         KvChoice::Fp8 => KvDtype::Fp8,
         KvChoice::Int8 => KvDtype::Int8,
-        KvChoice::Auto | KvChoice::F32 | KvChoice::F16 | KvChoice::Bf16 => KvDtype::Bf16,
+        KvChoice::Auto | KvChoice::F32 | KvChoice::F16 | KvChoice::Bf16 | KvChoice::Int4 => {
+            KvDtype::Bf16
+        }
     }
 }
 
@@ -141,6 +143,7 @@ fn kv_dtype_on_cpus(args: &KernelsArgs, auto: KvDtype) -> KvDtype {
         KvChoice::Bf16 => KvDtype::Bf16,
         KvChoice::Fp8 => KvDtype::Fp8,
         KvChoice::Int8 => KvDtype::Int8,
+        KvChoice::Int4 => KvDtype::Int4,
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Reading order: [`offline`] (many requests through an engine in this process), [`asynchrony`]
 //! (the same with overlap on and off), [`batching`] (what batching gains), [`chats`] (chats that
-//! come back), [`kernels`] (every operator alone), [`serve`] (any server under load), [`compare`]
-//! (two files of figures), [`constraint`] (a grammar to hold outputs to), [`outputs`] (where
-//! figures go), [`run_plots`], [`batching_plots`].
+//! come back), [`text`] (how well a model predicts one), [`kernels`] (every operator alone),
+//! [`serve`] (any server under load), [`compare`] (two files of figures), [`constraint`] (a grammar
+//! to hold outputs to), [`outputs`] (where figures go), [`run_plots`], [`batching_plots`].
 
 mod asynchrony;
 mod batching;
@@ -17,6 +17,7 @@ mod offline;
 pub(crate) mod outputs;
 mod run_plots;
 mod serve;
+mod text;
 
 use anyhow::Result;
 use inflight_bench::BuiltInConfig;
@@ -38,6 +39,7 @@ pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
         BenchCommand::Chats(args) => chats::bench_chats(args),
         BenchCommand::Kernels(args) => kernels::bench_kernels(args),
         BenchCommand::Serve(args) => serve::bench_serve(args),
+        BenchCommand::Text(args) => text::bench_text(args),
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use inflight_backend::{
     Backend, BackendError, CpuBackend, DeviceBatch, HistoryShape, HostTensor, KvBlocks, KvDtype,
-    KvLayer, MoveBlocks, MoveWay, StepShape,
+    KvLayer, MoveBlocks, MoveWay, StepShape, TurnBlocks,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -219,6 +219,14 @@ impl Backend for Saboteur {
         };
         let args = MoveBlocks { kv: &KvBlocks::of(args.kv), pairs: args.pairs, way };
         self.cpu.move_blocks(args, &stream.cpu)
+    }
+
+    fn turn_blocks(&self, args: TurnBlocks<'_, Self>, stream: &Stream) -> Done {
+        let TurnBlocks { attention, rotary_table, rotary_dim, interleaved, turns, .. } = args;
+        let layers: Vec<_> = args.kv.iter().map(kv).collect();
+        let kv = &layers;
+        let args = TurnBlocks { kv, attention, rotary_table, rotary_dim, interleaved, turns };
+        self.cpu.turn_blocks(args, &stream.cpu)
     }
 
     fn count_history(

@@ -14,7 +14,7 @@ use std::{
 
 use inflight_backend::{Backend, CpuBackend, CpuConfig};
 use inflight_engine::{
-    DryBreakers, DryParams, Engine, EngineConfig, EngineError, EngineHandle, FinishReason,
+    DryBreakers, DryParams, Engine, EngineConfig, EngineError, EngineHandle, FinishReason, KvKeep,
     MemoryConfig, PromptToken, RequestId, RequestSpec, SamplingParams, SinkClosed, TokenSink,
     TokenUpdate, Update,
 };
@@ -40,6 +40,7 @@ pub fn config(overlap: bool) -> EngineConfig {
         num_blocks: 512,
         memory: MemoryConfig::default(),
         max_outstanding: 4096,
+        kv_keep: KvKeep::All,
     }
 }
 

@@ -23,6 +23,7 @@ use super::{
     silu_and_mul::SiluAndMul,
     sum_parts::SumParts,
     track_tokens::TrackTokens,
+    turn_blocks::TurnBlocks,
     unpack::Unpack,
 };
 use crate::{Arch, Element, Gpu, Kernel, KernelError, KernelSpec, KvNumbers, KvShape};
@@ -110,6 +111,9 @@ fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelErr
             {
                 let rotation = Rotation { dim: head_dim, interleaved, qk_norm };
                 specs.push(RopeAndCache::new(cache, rotation)?.spec());
+            }
+            for interleaved in [false, true] {
+                specs.push(TurnBlocks { cache, interleaved }.spec());
             }
         }
     }

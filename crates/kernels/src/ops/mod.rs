@@ -7,7 +7,7 @@
 //! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`]
 //! or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to
 //! it, [`fp8_expand`] undoes that. [`random_normal`] fills dummy weights; [`move_blocks`] copies
-//! blocks of the KV cache.
+//! blocks of the KV cache, [`turn_blocks`] with keys of other positions.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
@@ -35,4 +35,5 @@ pub mod sample;
 pub mod silu_and_mul;
 pub mod sum_parts;
 pub mod track_tokens;
+pub mod turn_blocks;
 pub mod unpack;

@@ -19,7 +19,8 @@ mod load;
 mod scratch;
 
 use inflight_backend::{
-    Backend, BackendError, DeviceBatch, KvLayer, StepShape,
+    Backend, BackendError, BlockTurn, CutPrompts, DeviceBatch, KvLayer, PromptCut, StepShape,
+    TurnBlocks,
     ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache},
 };
 pub use load::LoadProgress;
@@ -78,6 +79,8 @@ pub struct ForwardInputs<'a, B: Backend> {
     pub scratch: &'a Scratch<B>,
     /// Tokens of a block of the KV cache.
     pub block_size: usize,
+    /// Prompts that end with this step and are to be cut.
+    pub cuts: &'a [PromptCut],
 }
 
 impl<B: Backend> Decoder<B> {
@@ -113,6 +116,29 @@ impl<B: Backend> Decoder<B> {
         for (x, weight) in state.iter_mut().zip(&self.host_norm) {
             *x *= scale * weight;
         }
+    }
+
+    /// Enqueues copies of blocks of the KV cache, of this block size, with keys turned to other
+    /// positions.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    pub fn turn_blocks(
+        &self,
+        backend: &B,
+        (kv, block_size): (&[KvLayer<B>], usize),
+        turns: &[BlockTurn],
+        stream: &B::Stream,
+    ) -> Result<(), BackendError> {
+        let args = TurnBlocks {
+            kv,
+            attention: self.config.attention_shape(block_size),
+            rotary_table: &self.rotary_table,
+            rotary_dim: self.config.rope.rotary_dim,
+            interleaved: self.config.rope.interleaved,
+            turns,
+        };
+        backend.turn_blocks(args, stream)
     }
 
     /// Enqueues a forward pass; without sampled tokens, all of it but the logits.
@@ -213,7 +239,7 @@ impl<B: Backend> Pass<'_, B> {
             kv,
             out: &scratch.attended,
             attention,
-            scale: 1.0 / (self.config.head_dim as f32).sqrt(),
+            scale: self.scale(),
             window: layer.window,
             batch,
             step,
@@ -221,7 +247,30 @@ impl<B: Backend> Pass<'_, B> {
         let qkv = self.matmul_args(&scratch.normed, &layer.qkv, &scratch.qkv);
         self.backend.matmul_and_rope(qkv, rope, self.stream)?;
         self.backend.attention(attend, self.stream)?;
+        if !self.inputs.cuts.is_empty() {
+            self.cut(kv)?;
+        }
         self.add(&scratch.attended, &layer.attention_output, Some(&layer.ffn_norm))
+    }
+
+    /// Copies what is to stay of prompts.
+    fn cut(&self, kv: &KvLayer<B>) -> Result<(), BackendError> {
+        let ForwardInputs { batch, step, scratch, block_size, cuts, .. } = *self.inputs;
+        let args = CutPrompts {
+            qkv: &scratch.qkv,
+            kv,
+            attention: self.config.attention_shape(block_size),
+            scale: self.scale(),
+            batch,
+            step,
+            cuts,
+        };
+        self.backend.cut_prompts(args, self.stream)
+    }
+
+    /// What multiplies scores.
+    fn scale(&self) -> f32 {
+        1.0 / (self.config.head_dim as f32).sqrt()
     }
 
     /// `hidden += ffn(normed)`, and `normed = rms_norm(hidden)` for the next layer.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use inflight_kv_cache::{Attended, Retention, SinkWindow};
 use serde::{Deserialize, Serialize};
 
 use crate::{SequenceId, SequenceSpec, Service, Tenant};
@@ -33,6 +34,9 @@ pub struct SequenceRecord {
     pub deadline_ns: Option<u64>,
     /// Tokens that it had generated before the one that stopped it, if one did.
     pub stopped_after: Option<usize>,
+    /// What stays of it in the cache: which kind, and the kind's two numbers of tokens.
+    #[serde(default)]
+    pub retention: [usize; 3],
 }
 
 impl SequenceRecord {
@@ -50,6 +54,25 @@ impl SequenceRecord {
             tenant,
             deadline_ns: spec.service.deadline.map(ns),
             stopped_after: None,
+            retention: match spec.retention {
+                Retention::All => [0; 3],
+                Retention::Window { window } => [1, window, 0],
+                Retention::Sinks(sinks) => [2, sinks.num_sinks(), sinks.window()],
+                Retention::Attended(attended) => [3, attended.num_kept(), attended.num_observed()],
+            },
+        }
+    }
+
+    /// What the sequence was to keep, in blocks of this size.
+    fn retention(&self, block_size: usize) -> Retention {
+        let [kind, first, second] = self.retention;
+        match kind {
+            1 => Retention::Window { window: first },
+            2 => Retention::Sinks(SinkWindow::new(first, second, block_size)),
+            3 if first > second => {
+                Retention::Attended(Attended::new(self.prompt_len, first, second, block_size))
+            }
+            _ => Retention::All,
         }
     }
 }
@@ -100,6 +123,7 @@ impl<'a> StandIns<'a> {
             shares_prompt_of: sequence.shares_prompt_of.map(SequenceId),
             counts_tokens: sequence.counts_tokens,
             probes_prompt: sequence.probes_prompt,
+            retention: sequence.retention(self.block_size),
             service: Service {
                 priority: sequence.priority,
                 tenant: sequence

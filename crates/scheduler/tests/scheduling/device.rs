@@ -7,8 +7,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use inflight_kv_cache::{Attended, Retention};
 use inflight_scheduler::{
-    BlockMove, Moves, Row, RowInputs, Scheduler, SchedulerConfig, SequenceId,
+    Batch, BlockMove, BlockTurn, Moves, PromptCut, Row, RowInputs, Scheduler, SchedulerConfig,
+    SequenceId,
 };
 
 use crate::workload::Identity;
@@ -17,7 +19,8 @@ use crate::workload::Identity;
 #[derive(Debug)]
 pub(crate) struct StagedRow {
     row: Row,
-    /// `[context_len]`: place in the KV cache of every position that the row reads or writes.
+    /// `[context_len - num_dropped]`: place in the KV cache of every position that the row reads
+    /// or writes.
     slot_mapping: Vec<u32>,
     /// `[len]`; `None` is taken from the previous batch's output.
     inputs: Vec<Option<u32>>,
@@ -41,16 +44,28 @@ impl StagedRow {
         };
         Self {
             row: row.clone(),
-            slot_mapping: (0..row.context_len).map(|position| table.slot(position)).collect(),
+            slot_mapping: (row.num_dropped..row.context_len).map(|at| table.slot(at)).collect(),
             inputs,
             uncounted: tokens[..row.num_uncounted].to_vec(),
         }
     }
 }
 
-/// What one place of the KV cache holds: a hash of the token there, of all before it and of the
-/// salt, which is all that keys and values depend on.
+/// What one place of the KV cache holds: a hash of the token there, of all before it, of what it
+/// did not see of them and of the salt, which is all that keys and values depend on.
 type Entry = u64;
+
+/// Which position of a prompt is number `i` of those that stay: the first ones and those that
+/// decide, in these tests.
+fn kept_position(cut: &Attended, i: usize) -> usize {
+    let num_first = cut.num_kept() - cut.num_observed();
+    if i < num_first { i } else { cut.prompt_len() - cut.num_kept() + i }
+}
+
+/// What a place holds whose keys were turned.
+fn turned(entry: Entry, by: usize) -> Entry {
+    entry ^ (by as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
 
 /// When moves happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,10 +99,58 @@ impl Known {
             let before = self.entries.last().copied();
             let before = before.unwrap_or(u64::from(self.identity.lengths.salt) + 1);
             let token = u64::from(self.identity.token(self.entries.len()));
+            let before = turned(before, self.num_unseen(self.entries.len()));
             let hash = (before ^ token.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             self.entries.push(hash ^ (hash >> 29));
         }
         self.entries[position]
+    }
+
+    /// Tokens before a position that the token there does not see by choice.
+    fn num_unseen(&self, position: usize) -> usize {
+        match self.identity.lengths.retention {
+            Retention::All | Retention::Window { .. } => 0,
+            Retention::Attended(attended) => match attended.is_cut() {
+                true if position >= attended.prompt_len() => {
+                    attended.prompt_len() - attended.num_kept()
+                }
+                _ => 0,
+            },
+            Retention::Sinks(sinks) => {
+                let beyond = (position + 1).saturating_sub(sinks.capacity());
+                beyond.div_ceil(sinks.stride()) * sinks.stride()
+            }
+        }
+    }
+
+    /// What the place of the row's context number `i` must hold.
+    fn seen(&mut self, row: &Row, i: usize) -> Entry {
+        let num_sinks = self.identity.lengths.retention.num_sinks();
+        if let (Some(cut), 1..) = (self.identity.lengths.retention.cut(), row.num_dropped)
+            && i < cut.num_kept()
+        {
+            return self.entry(kept_position(&cut, i));
+        }
+        match row.num_dropped {
+            0 => self.entry(i),
+            by if i < num_sinks => turned(self.entry(i), by),
+            num_dropped => self.entry(num_dropped + i),
+        }
+    }
+
+    /// Checks that a row sees what it must and no more.
+    fn check_dropped(&self, row: &Row) {
+        for position in row.start..row.context_len {
+            match self.identity.lengths.retention {
+                Retention::All => assert_eq!(row.num_dropped, 0),
+                Retention::Sinks(_) | Retention::Attended(_) => {
+                    assert_eq!(row.num_dropped, self.num_unseen(position))
+                }
+                Retention::Window { window } => {
+                    assert!(row.num_dropped <= (position + 1).saturating_sub(window));
+                }
+            }
+        }
     }
 }
 
@@ -128,23 +191,28 @@ impl Device {
     ///
     /// Every layer writes all rows' keys and values, then every row attends. Rows are checked
     /// before and after the writes, since a write by a neighbour must not reach what a row reads.
-    pub(crate) fn run(&mut self, batch: &[StagedRow], moves: &Moves) -> &[(SequenceId, u32)] {
+    pub(crate) fn run(&mut self, rows: &[StagedRow], batch: &Batch) -> &[(SequenceId, u32)] {
+        let moves = &batch.moves;
         if self.move_time == MoveTime::Early {
             self.swap(moves);
         }
         self.copy(moves);
-        for staged in batch {
+        self.turn(&batch.turns);
+        for staged in rows {
             self.begin_row(&staged.row);
             self.check_context(staged, staged.row.start);
         }
         let mut written = HashSet::new();
-        for staged in batch {
+        for staged in rows {
             self.write(staged, &mut written);
         }
         let mut outputs = Vec::new();
-        for staged in batch {
+        for staged in rows {
             self.check_context(staged, staged.row.context_len);
             outputs.extend(self.sample(&staged.row));
+        }
+        for cut in &batch.cuts {
+            self.cut(&rows[cut.row], cut);
         }
         if self.move_time == MoveTime::Late {
             self.swap(moves);
@@ -160,6 +228,33 @@ impl Device {
             moves.copies.iter().map(|copy| (copy.to.index(), read(copy.from.index()))).collect();
         for (to, block) in blocks {
             self.memory[to * self.block_size..][..self.block_size].copy_from_slice(&block);
+        }
+    }
+
+    /// Copies what stays of a prompt.
+    fn cut(&mut self, staged: &StagedRow, planned: &PromptCut) {
+        let cut = self.sequences[&staged.row.id].identity.lengths.retention.cut();
+        let cut = cut.expect("only such prompts are cut");
+        assert!(staged.row.len >= cut.num_observed(), "those that decide share a row");
+        assert_eq!(staged.row.context_len, cut.prompt_len());
+        assert_eq!(planned.num_observed, cut.num_observed());
+        assert_eq!(planned.blocks.len() * self.block_size, cut.num_kept());
+        for i in 0..cut.num_kept() {
+            let from = staged.slot_mapping[kept_position(&cut, i)] as usize;
+            let block = planned.blocks[i / self.block_size].index();
+            self.memory[block * self.block_size + i % self.block_size] = self.memory[from];
+        }
+    }
+
+    /// Turns keys of whole blocks; no block is written by one turn and read by another.
+    fn turn(&mut self, turns: &[BlockTurn]) {
+        for BlockTurn { copy, by } in turns {
+            assert!(turns.iter().all(|other| other.copy.to != copy.from));
+            for i in 0..self.block_size {
+                let [from, to] =
+                    [copy.from, copy.to].map(|block| block.index() * self.block_size + i);
+                self.memory[to] = self.memory[from].map(|entry| turned(entry, *by));
+            }
         }
     }
 
@@ -195,16 +290,17 @@ impl Device {
         assert!(row.fresh || is_next, "positions are computed in order, once");
         assert_eq!(row.context_len, row.start + row.len);
         known.num_computed = row.context_len;
+        known.check_dropped(row);
         self.num_computed_tokens += row.len;
     }
 
-    /// The first `num_positions` places of the row's context hold what its own tokens give.
-    fn check_context(&mut self, staged: &StagedRow, num_positions: usize) {
+    /// The places of the row's context up to a position hold what its own tokens give.
+    fn check_context(&mut self, staged: &StagedRow, end: usize) {
         let known = self.sequences.get_mut(&staged.row.id).expect("checked before");
-        for (position, &slot) in staged.slot_mapping.iter().enumerate().take(num_positions) {
-            let expected = Some(known.entry(position));
-            let id = staged.row.id;
-            assert_eq!(self.memory[slot as usize], expected, "{id}: {position} at {slot}");
+        let (id, num_kept) = (staged.row.id, end - staged.row.num_dropped);
+        for (i, &slot) in staged.slot_mapping.iter().enumerate().take(num_kept) {
+            let expected = Some(known.seen(&staged.row, i));
+            assert_eq!(self.memory[slot as usize], expected, "{id}: {i} at {slot}");
         }
     }
 
@@ -217,7 +313,7 @@ impl Device {
         }
         for (i, &input) in staged.inputs.iter().enumerate() {
             let position = start + i;
-            let slot = staged.slot_mapping[position];
+            let slot = staged.slot_mapping[position - staged.row.num_dropped];
             assert!(written.insert(slot), "place {slot} has two writers in one batch");
             let token = input.unwrap_or_else(|| self.carry_over(id));
             let known = self.sequences.get_mut(&id).expect("checked before");

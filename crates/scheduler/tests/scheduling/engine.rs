@@ -276,7 +276,7 @@ impl Engine {
 
     fn collect(&mut self, turn: &Turn) {
         let (batch, staged) = self.in_flight.pop_front().expect("only called with one in flight");
-        let outputs = self.device.run(&staged, &batch.moves).to_vec();
+        let outputs = self.device.run(&staged, &batch).to_vec();
         self.scheduler.collect(&batch);
         self.check_integrity();
         assert!(batch.sampled_rows().map(|row| row.id).eq(outputs.iter().map(|output| output.0)));
@@ -397,10 +397,8 @@ impl Engine {
         assert_eq!(decision.num_chunks, chunks().count());
         assert_eq!(decision.num_single + decision.num_chunks, batch.rows.len());
         assert_eq!(decision.batch, batch.number);
-        let most_places = |row: &Row| {
-            let Lengths { prompt_len, max_tokens, .. } = self.records[&row.id].lengths;
-            (prompt_len + max_tokens).min(self.scheduler.config().max_model_len) - 1
-        };
+        let most_places =
+            |row: &Row| self.records[&row.id].lengths.most_places(self.scheduler.config());
         let total: usize = batch.rows.iter().map(most_places).sum();
         assert!(policy.max_batch_total_tokens.is_none_or(|most| total <= most), "{total}");
         if let Batching::Static { batch_size } = policy.batching {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use inflight_kv_cache::{Attended, Retention, SinkWindow};
 use inflight_scheduler::{
     Batching, Gate, MemoryConfig, Mixing, Order, Policy, Preemption, SchedulerConfig, Targets,
 };
@@ -72,9 +73,38 @@ fn lengths() -> impl Strategy<Value = Lengths> {
                 counts_tokens,
                 probes_prompt,
                 standing,
+                retention: Retention::All,
             }
         },
     )
+}
+
+/// Some sequences keep sinks and a window by choice, or a part of the prompt; the others what the
+/// model's layers see. Prompts are only cut in batches that have room for those that decide.
+fn forgetful(
+    (block_size, may_cut): (usize, bool),
+    window: Option<usize>,
+    script: Vec<(Turn, Vec<Option<(usize, usize)>>)>,
+) -> Vec<Turn> {
+    let usual = window.map_or(Retention::All, |window| Retention::Window { window });
+    let choose = |(mut turn, choices): (Turn, Vec<Option<(usize, usize)>>)| {
+        for (lengths, choice) in turn.adds.iter_mut().zip(choices) {
+            lengths.retention = match choice {
+                None => usual,
+                Some((5, num_kept)) if may_cut => Retention::Attended(Attended::new(
+                    lengths.prompt_len,
+                    num_kept + 3,
+                    3,
+                    block_size,
+                )),
+                Some((num_sinks, window)) => {
+                    Retention::Sinks(SinkWindow::new(num_sinks, window, block_size))
+                }
+            };
+        }
+        turn
+    };
+    script.into_iter().map(choose).collect()
 }
 
 fn standing() -> impl Strategy<Value = Standing> {
@@ -193,6 +223,34 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig {
+        cases: 1500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Sequences that let go of tokens see exactly what their positions say, whatever the schedule.
+    #[test]
+    fn so_do_sequences_that_forget(
+        config in config(),
+        window in prop::option::of(1usize..20),
+        script in prop::collection::vec(
+            (turn(), prop::collection::vec(prop::option::of((0usize..6, 1usize..20)), 3)),
+            1..24,
+        ),
+    ) {
+        let may_cut = config.max_num_batched_tokens >= config.max_num_seqs + 3;
+        let script = forgetful((config.block_size, may_cut), window, script);
+        let serial = run(&config, &script, false);
+        let overlapped = run(&config, &script, true);
+        let mut early = Engine::with_moves(config.clone(), true, MoveTime::Early);
+        early.run(&script);
+        prop_assert_eq!(&early.batches, &overlapped.batches);
+        check_same_tokens(&serial, &overlapped)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
         cases: 600,
         failure_persistence: None,
         ..ProptestConfig::default()
@@ -202,8 +260,14 @@ proptest! {
     fn so_does_every_policy(
         config in config(),
         policy in policy(),
-        script in prop::collection::vec(turn(), 1..24),
+        window in prop::option::of(1usize..20),
+        script in prop::collection::vec(
+            (turn(), prop::collection::vec(prop::option::of((0usize..6, 1usize..20)), 3)),
+            1..24,
+        ),
     ) {
+        // Of what decides over a cut no policy can have less.
+        let script = forgetful((config.block_size, false), window, script);
         let serial = run_policy(&config, &policy, &script, false);
         let overlapped = run_policy(&config, &policy, &script, true);
         check_same_tokens(&serial, &overlapped)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inflight_kv_cache::PrefixKey;
+use inflight_kv_cache::{PrefixKey, Retention};
 use inflight_scheduler::{
     FinishReason, SchedulerConfig, SequenceId, SequenceSpec, Service, Tenant,
 };
@@ -35,6 +35,7 @@ pub(crate) struct Lengths {
     pub(crate) counts_tokens: bool,
     pub(crate) probes_prompt: bool,
     pub(crate) standing: Standing,
+    pub(crate) retention: Retention,
 }
 
 /// How the sequence stands among others.
@@ -89,6 +90,7 @@ impl Identity {
                 tenant: Tenant::named(&format!("tenant {}", self.lengths.standing.tenant)),
                 deadline: self.lengths.deadline(now),
             },
+            retention: self.lengths.retention,
         }
     }
 
@@ -124,6 +126,7 @@ impl Lengths {
             counts_tokens: true,
             probes_prompt: false,
             standing: Standing::default(),
+            retention: Retention::All,
         }
     }
 
@@ -134,8 +137,19 @@ impl Lengths {
     /// Whether the sequence can run under `config`: there is a prompt and a token to generate, and
     /// all tokens but the last have a place.
     pub(crate) fn fits(&self, config: &SchedulerConfig) -> bool {
+        self.prompt_len < config.max_model_len && self.most_blocks(config) <= config.num_blocks
+    }
+
+    /// Most blocks that the sequence holds at once.
+    fn most_blocks(&self, config: &SchedulerConfig) -> usize {
         let last_position = (self.prompt_len + self.max_tokens).min(config.max_model_len) - 1;
-        self.prompt_len < config.max_model_len
-            && last_position <= config.num_blocks * config.block_size
+        let SchedulerConfig { max_num_batched_tokens, block_size, .. } = *config;
+        self.retention.most_blocks(last_position, max_num_batched_tokens, block_size)
+    }
+
+    /// Most places that the sequence takes at once. What is kept is kept in whole blocks.
+    pub(crate) fn most_places(&self, config: &SchedulerConfig) -> usize {
+        let last_position = (self.prompt_len + self.max_tokens).min(config.max_model_len) - 1;
+        last_position.min(self.most_blocks(config) * config.block_size)
     }
 }

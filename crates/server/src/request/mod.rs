@@ -2,11 +2,13 @@
 //!
 //! Reading order: [`body`] (a body's fields, none unseen), [`neutral`] (fields that change
 //! nothing), [`sampling`] (how tokens are drawn and where an output ends), [`constraint`] (what it
-//! must be), [`service`] (how urgent it is, and to whom), [`prompt`] (a prompt as text or tokens),
-//! `string_or` (fields that are a string or a list), `words` (texts that sampling knows as tokens).
+//! must be), [`service`] (how urgent it is, and to whom), `kv_cache` (what it keeps), [`prompt`]
+//! (a prompt as text or tokens), `string_or` (fields that are a string or a list), `words` (texts
+//! that sampling knows as tokens).
 
 pub(crate) mod body;
 pub(crate) mod constraint;
+mod kv_cache;
 pub(crate) mod neutral;
 pub(crate) mod prompt;
 pub(crate) mod sampling;

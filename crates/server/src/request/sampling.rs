@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use inflight_engine::{DryParams, RequestLimits, RequestSpec, SamplingParams, SharedGrammar};
+use inflight_engine::{
+    DryParams, KvKeep, RequestLimits, RequestSpec, SamplingParams, SharedGrammar,
+};
 use inflight_tokenizer::{TextPosition, Tokenizer};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, SeqAccess, Visitor};
@@ -15,6 +17,7 @@ use super::words;
 use crate::error::ApiError;
 use crate::generation::SequenceSpec;
 use crate::random::random_u64;
+use crate::request::kv_cache::KvCacheFields;
 use crate::request::service::Service;
 use crate::text_stream::TextOptions;
 
@@ -65,6 +68,7 @@ pub(crate) struct SamplingFields {
     timeout_ms: Option<u64>,
     user: Option<String>,
     cache_salt: Option<String>,
+    kv_cache: Option<KvCacheFields>,
 }
 
 /// How long an output may get.
@@ -86,6 +90,7 @@ pub(crate) struct SequenceTemplate {
     length: Length,
     service: Service,
     cache_salt: Option<String>,
+    kv_keep: Option<KvKeep>,
     pub(crate) text: TextOptions,
     /// How many of the likeliest tokens are told at each place of the prompt; `None`: nothing is.
     pub(crate) prompt_logprobs: Option<u32>,
@@ -174,13 +179,13 @@ impl SamplingFields {
             position: around.position,
         };
         let seed = self.seed.map(i64::cast_unsigned);
-        let (length, cache_salt) = (around.length, resolve_salt(self.cache_salt)?);
         Ok(SequenceTemplate {
             sampling,
             seed,
-            length,
+            length: around.length,
             service,
-            cache_salt,
+            cache_salt: resolve_salt(self.cache_salt)?,
+            kv_keep: self.kv_cache.map(KvCacheFields::resolve).transpose()?,
             text,
             prompt_logprobs: None,
             discards_output: false,
@@ -235,7 +240,7 @@ impl SequenceTemplate {
     }
 
     fn sequence(&self, prompt: &[u32], index: usize, limits: &RequestLimits) -> SequenceSpec {
-        let room = limits.max_sequence_len().saturating_sub(prompt.len());
+        let room = limits.max_len(self.kv_keep).saturating_sub(prompt.len());
         let max_tokens = match self.length {
             Length::Asked(max_tokens) => Some(max_tokens),
             Length::Usual(max_tokens) => Some(max_tokens.min(room).max(1)),
@@ -259,6 +264,7 @@ impl SequenceTemplate {
             timeout: self.service.timeout,
             cache_salt: self.cache_salt.clone(),
             shares_prompt_of: None,
+            kv_keep: self.kv_keep,
         };
         let discards_output = self.discards_output;
         SequenceSpec { request, text: self.text.clone(), discards_output }
@@ -388,13 +394,17 @@ impl<'de> Visitor<'de> for StopsVisitor {
 mod tests {
     use std::sync::{Arc, LazyLock};
 
-    use inflight_engine::DryBreakers;
+    use inflight_engine::{DryBreakers, KvTerms};
     use inflight_tokenizer::GgufVocab;
 
     use super::*;
 
-    const LIMITS: RequestLimits =
-        RequestLimits { max_model_len: 32, kv_cache_tokens: 64, vocab_size: 100 };
+    const LIMITS: RequestLimits = RequestLimits {
+        kv: KvTerms::UNBOUND,
+        max_model_len: 32,
+        kv_cache_tokens: 64,
+        vocab_size: 100,
+    };
 
     /// Its ids are bytes.
     static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {

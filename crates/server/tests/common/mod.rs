@@ -12,8 +12,8 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
 use inflight_engine::{
-    Allowed, EngineStats, FinishReason, RequestId, RequestLimits, SharedGrammar, SubmitError,
-    TokenSink, TokenUpdate, Update, ValidRequest,
+    Allowed, EngineStats, FinishReason, KvTerms, RequestId, RequestLimits, SharedGrammar,
+    SubmitError, TokenSink, TokenUpdate, Update, ValidRequest,
 };
 use inflight_server::{Generate, ServerConfig, ServerState, router};
 use inflight_tokenizer::{GgufVocab, Tokenizer};
@@ -135,6 +135,7 @@ impl FakeEngine {
                 max_model_len: 256,
                 kv_cache_tokens: 1024,
                 vocab_size: VOCAB_SIZE,
+                kv: KvTerms::UNBOUND,
             },
             stats: EngineStats::default(),
             script: Box::new(script),

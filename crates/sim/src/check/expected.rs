@@ -80,11 +80,18 @@ fn bias(spec: &RequestSpec, tokens: &[u32], num_before: usize) -> Vec<(u32, f32)
 
 #[cfg(test)]
 mod tests {
+    use inflight_engine::KvTerms;
+
     use super::*;
 
     #[test]
     fn ends_are_those_that_were_asked_for() {
-        let limits = RequestLimits { max_model_len: 12, kv_cache_tokens: 100, vocab_size: 32 };
+        let limits = RequestLimits {
+            max_model_len: 12,
+            kv_cache_tokens: 100,
+            vocab_size: 32,
+            kv: KvTerms::UNBOUND,
+        };
         let spec = RequestSpec { prompt: vec![1, 2, 3], ..RequestSpec::default() };
         let whole = expected(&spec, &limits);
         assert_eq!((whole.tokens.len(), whole.finish), (9, FinishReason::Length));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inflight_engine::{EngineConfig, MemoryConfig, Policy, Preemption, Tuning};
+use inflight_engine::{EngineConfig, KvKeep, MemoryConfig, Policy, Preemption, Tuning};
 
 use super::policies::policy;
 use super::requests::{Planned, requests};
@@ -75,6 +75,7 @@ fn engine(random: &mut Random) -> EngineConfig {
             keeps_cold_prefixes: swaps && random.chance(50),
             max_moved_blocks: random.range(1, 6),
         },
+        kv_keep: KvKeep::All,
         max_outstanding: 256,
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`lanes`] (vector instructions), [`exp`]; then in a step's order [`batch`],
 //! [`tracking`], [`embedding`], [`norm`], [`rope`], [`attention`], [`activation`], [`sampling`].
-//! [`kv`] converts to and from the KV cache's element type.
+//! [`kv`] converts to and from the KV cache's element type, [`turn`] moves keys on,
+//! [`cut`] keeps of a prompt what matters.
 //!
 //! Slices may be longer than what an operator uses: buffers are sized for the largest step.
 //!
@@ -14,6 +15,7 @@ mod activation;
 mod attention;
 mod batch;
 mod ceilings;
+mod cut;
 mod embedding;
 mod exp;
 mod kv;
@@ -22,17 +24,20 @@ mod norm;
 mod rope;
 mod sampling;
 mod tracking;
+mod turn;
 
 pub(crate) use activation::{SiluAndMul, silu_and_mul};
 pub(crate) use attention::{Attention, attention};
 pub(crate) use batch::{BatchMut, GatherSampled, gather_sampled, unpack};
 pub(crate) use ceilings::measure_ceilings;
+pub(crate) use cut::{CutPrompts, cut_prompts};
 pub(crate) use embedding::embed;
-pub(crate) use kv::{Fp8, Int8, KvElement};
+pub(crate) use kv::{Fp8, Int4, Int8, KvElement};
 pub(crate) use norm::{RmsNorm, rms_norm};
 pub(crate) use rope::{RopeAndCache, rope_and_cache};
 pub(crate) use sampling::{Sample, sample};
 pub(crate) use tracking::{TrackTokens, track_tokens};
+pub(crate) use turn::{TurnBlocks, turn_blocks};
 
 use super::{pool::ThreadPool, simd::SimdLevel};
 

@@ -3,9 +3,11 @@
 //! # Source
 //! Su et al.: "RoFormer: enhanced transformer with rotary position embedding", 2021, section 3.4.
 
+use std::ops::Range;
+
 use super::{
     Cores,
-    kv::{KvElement, write_head},
+    kv::{KvElement, places},
     lanes::{Kernel, Lanes, dispatch},
     norm::normalize,
 };
@@ -86,18 +88,13 @@ unsafe fn write_slot<K: KvElement>(
     let layout = KvLayout::new(K::DTYPE, *attention);
     let strip_len = layout.strip_bytes() / size_of::<K>();
     let (block, offset) = (slot as usize / layout.block_size, slot as usize % layout.block_size);
+    let [codes, scales] = places::<K>(&layout, offset);
     for (i, head) in heads.chunks_exact(layout.head_dim).enumerate() {
-        let strip = block * layout.num_kv_heads + i;
-        let (start, codes_bytes) = (strip * strip_len, layout.codes_bytes());
-        let codes = start + offset * layout.head_dim;
-        // SAFETY: the caller's.
-        let codes = unsafe { cache.slice(codes..codes + layout.head_dim) };
-        let scale = K::DTYPE.greatest_code().map(|_| {
-            let at = start + codes_bytes + offset * size_of::<f32>();
-            // SAFETY: the caller's; the scale is the slot's as well.
-            unsafe { cache.slice(at..at + size_of::<f32>()) }
-        });
-        write_head(head, codes, scale);
+        let start = (block * layout.num_kv_heads + i) * strip_len;
+        let at = |place: &Range<usize>| start + place.start..start + place.end;
+        // SAFETY: the caller's; the scales are the slot's as well.
+        let (codes, scales) = unsafe { (cache.slice(at(&codes)), cache.slice(at(&scales))) };
+        K::write_head(head, codes, scales);
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod attention;
 mod block_moves;
+mod block_turns;
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use inflight_kernels::{
         sample::{Sample, SampleParams},
         silu_and_mul::{SiluAndMul, SiluAndMulParams},
         track_tokens::{TrackTokens, TrackTokensParams},
+        turn_blocks::TurnBlocks,
         unpack::{Unpack, UnpackParams},
     },
 };
@@ -59,6 +61,7 @@ pub(super) struct Operators {
     fill_f32: Loaded<RandomNormal>,
     kv_numbers: KvNumbers,
     rope: ByKey<RopeAndCache, Loaded<RopeAndCache>>,
+    turn: ByKey<TurnBlocks, Loaded<TurnBlocks>>,
     quantize: ByKey<Fp8Quantize, Loaded<Fp8Quantize>>,
     attention: AttentionPlans,
     /// Room for logits with penalties and bias, by rows and vocabulary.
@@ -118,6 +121,7 @@ impl Operators {
             fill_f32: loader.load(RandomNormal { out: F32 })?,
             kv_numbers: numerics.kv_numbers()?,
             rope: ByKey::default(),
+            turn: ByKey::default(),
             quantize: ByKey::default(),
             attention: AttentionPlans::new(loader, numerics)?,
             adjusted: ByKey::default(),
@@ -327,6 +331,18 @@ impl Operators {
         };
         let kernel = RopeAndCache::new(cache, rotation).map_err(unsupported)?;
         self.rope.get(kernel, || self.loader.load(kernel))?.launch(&params, stream)
+    }
+
+    pub(super) fn turn_blocks(
+        &self,
+        args: &crate::TurnBlocks<'_, CudaBackend>,
+        block_bytes: usize,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let cache = kv_shape(self.kv_numbers, args.attention);
+        let kernel = TurnBlocks { cache, interleaved: args.interleaved };
+        let kernel = self.turn.get(kernel, || self.loader.load(kernel))?;
+        block_turns::launch(&kernel, args, block_bytes, stream)
     }
 
     pub(super) fn attention(

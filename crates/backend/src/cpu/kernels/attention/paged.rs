@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::KvLayout;
 use crate::cpu::kernels::{
-    kv::{KvElement, scale_of, widen_scaled, widen_slice},
+    kv::{KvElement, places},
     lanes::{CACHE_LINE, Lanes, prefetch},
 };
 
@@ -54,22 +54,18 @@ impl<'a, K: KvElement> PagedHead<'a, K> {
         ahead: &mut Ahead<'_, K>,
     ) {
         let head_dim = self.layout.head_dim;
-        let has_scales = K::DTYPE.greatest_code().is_some();
+        let has_scales = self.layout.scale_bytes() > 0;
         while !positions.is_empty() {
             let run = self.first_run(&positions);
             let (now, later) = to.split_at_mut(run.len * head_stride);
             ahead.fetch_some();
             if head_stride == head_dim && !has_scales {
-                widen_slice(l, run.heads(head_dim), now);
+                K::widen_head(l, run.heads(&self.layout), &[], now);
             } else {
-                let heads = run.heads(head_dim).chunks_exact(head_dim);
-                for (i, (from, now)) in heads.zip(now.chunks_exact_mut(head_stride)).enumerate() {
-                    if has_scales {
-                        let scale = scale_of(&self.layout, run.offset + i, run.strip);
-                        widen_scaled(l, from, scale, &mut now[..head_dim]);
-                    } else {
-                        widen_slice(l, from, &mut now[..head_dim]);
-                    }
+                for (token, now) in (run.offset..).zip(now.chunks_exact_mut(head_stride)) {
+                    let [codes, scales] = places::<K>(&self.layout, token);
+                    let (codes, scales) = (&run.strip[codes], &run.strip[scales]);
+                    K::widen_head(l, codes, scales, &mut now[..head_dim]);
                 }
             }
             positions.start += run.len;
@@ -78,11 +74,12 @@ impl<'a, K: KvElement> PagedHead<'a, K> {
     }
 }
 
-impl<'a, K> Run<'a, K> {
+impl<'a, K: KvElement> Run<'a, K> {
     /// Without scales: they are few, and mostly in the cache line behind.
     #[inline(always)]
-    fn heads(&self, head_dim: usize) -> &'a [K] {
-        &self.strip[self.offset * head_dim..(self.offset + self.len) * head_dim]
+    fn heads(&self, layout: &KvLayout) -> &'a [K] {
+        let head_len = layout.head_bytes() / size_of::<K>();
+        &self.strip[self.offset * head_len..(self.offset + self.len) * head_len]
     }
 }
 
@@ -108,7 +105,7 @@ impl<'a, K: KvElement> Ahead<'a, K> {
         values: PagedHead<'a, K>,
         positions: Range<usize>,
     ) -> Self {
-        let bytes = 2 * positions.len() * keys.layout.head_dim * size_of::<K>();
+        let bytes = 2 * positions.len() * keys.layout.head_bytes();
         let portion = bytes.div_ceil(CACHE_LINE * Self::PORTIONS);
         let none = std::ptr::null();
         Self { heads: [(keys, positions.clone()), (values, positions)], run: none..none, portion }
@@ -144,7 +141,7 @@ impl<'a, K: KvElement> Ahead<'a, K> {
         };
         let run = head.first_run(positions);
         positions.start += run.len;
-        let run = run.heads(head.layout.head_dim).as_ptr_range();
+        let run = run.heads(&head.layout).as_ptr_range();
         self.run = run.start.cast()..run.end.cast();
         true
     }

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use crate::cpu::kernels::kv::{Fp8, Int8, write_head};
+use crate::cpu::kernels::kv::{Fp8, Int4, Int8, read_head, write_head};
 use crate::cpu::kernels::testing::{assert_close, at_every_level, bits, normal};
 
 /// A sequence's queries, keys and values for positions `0..len`, head by head.
@@ -90,7 +90,7 @@ impl Setup<'_> {
                             [(&sequence.keys, &mut keys), (&sequence.values, &mut values)]
                         {
                             let head = &x[from..from + head_dim];
-                            write(&layout, head, offset, &mut cache[strip..strip + strip_len]);
+                            write_head(&layout, offset, head, &mut cache[strip..strip + strip_len]);
                         }
                     }
                 }
@@ -127,11 +127,12 @@ impl Setup<'_> {
         let sequence = &self.sequences[row.sequence];
         let stored = |x: &[f32], position: usize, head: usize| -> Vec<f64> {
             let from = (position * num_kv_heads + head) * head_dim;
-            let mut kept = vec![K::default(); head_dim];
-            let mut scale = [K::default(); size_of::<f32>()];
-            write_head(&x[from..from + head_dim], &mut kept, Some(&mut scale));
-            let scale = K::DTYPE.greatest_code().map_or(1.0, |_| K::scale(&scale));
-            kept.iter().map(|x| f64::from(x.widen()) * f64::from(scale)).collect()
+            let layout = KvLayout { dtype: K::DTYPE, num_kv_heads: 1, block_size: 1, head_dim };
+            let mut strip = vec![K::default(); layout.strip_bytes() / size_of::<K>()];
+            let mut head = vec![0.0; head_dim];
+            write_head(&layout, 0, &x[from..from + head_dim], &mut strip);
+            read_head(&layout, 0, &strip, &mut head);
+            head.into_iter().map(f64::from).collect()
         };
         let mut out = Vec::new();
         for position in row.context - row.new..row.context {
@@ -172,18 +173,14 @@ impl Setup<'_> {
 /// A strip whose numbers, or whose scales, are NaN.
 fn broken_strip<K: KvElement>(layout: &KvLayout) -> Vec<K> {
     let mut strip = vec![K::default(); layout.strip_bytes() / size_of::<K>()];
-    let (numbers, scales) = strip.split_at_mut(layout.block_size * layout.head_dim);
-    K::narrow(&vec![f32::NAN; numbers.len()], numbers);
+    let (numbers, scales) = strip.split_at_mut(layout.codes_bytes() / size_of::<K>());
+    if layout.scale_bytes() == 0 {
+        K::narrow(&vec![f32::NAN; numbers.len()], numbers);
+    }
     for scale in scales.chunks_exact_mut(size_of::<f32>()) {
         K::set_scale(f32::NAN, scale);
     }
     strip
-}
-
-fn write<K: KvElement>(layout: &KvLayout, head: &[f32], offset: usize, strip: &mut [K]) {
-    let (numbers, scales) = strip.split_at_mut(layout.block_size * layout.head_dim);
-    let numbers = &mut numbers[offset * layout.head_dim..(offset + 1) * layout.head_dim];
-    write_head(head, numbers, scales.chunks_exact_mut(size_of::<f32>()).nth(offset));
 }
 
 fn shape(heads: usize, kv_heads: usize, head_dim: usize, block_size: usize) -> AttentionShape {
@@ -208,6 +205,7 @@ fn every_shape_of_head_agrees_with_the_definition() {
                 setup.check::<bf16>(cores, &rows);
                 setup.check::<Int8>(cores, &rows);
                 setup.check::<Fp8>(cores, &rows);
+                setup.check::<Int4>(cores, &rows);
             });
         }
     }
@@ -222,6 +220,7 @@ fn small_and_odd_heads_and_blocks_work() {
         at_every_level(|cores| {
             setup.check::<f16>(cores, &[row(0, 200, 3), row(0, 130, 130)]);
             setup.check::<Int8>(cores, &[row(0, 200, 3), row(0, 130, 130)]);
+            setup.check::<Int4>(cores, &[row(0, 200, 3), row(0, 130, 130)]);
         });
     }
 }

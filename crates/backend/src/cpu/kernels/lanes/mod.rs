@@ -12,6 +12,8 @@ mod plain;
 
 use half::{bf16, f16};
 
+pub(crate) use plain::Plain;
+
 use crate::cpu::simd::SimdLevel;
 
 /// Most lanes of any register.
@@ -127,7 +129,7 @@ pub(crate) trait Kernel {
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn dispatch<K: Kernel>(level: SimdLevel, kernel: K) -> K::Output {
     match level {
-        SimdLevel::Plain => kernel.run(plain::Plain),
+        SimdLevel::Plain => kernel.run(Plain),
         SimdLevel::Avx2 => {
             assert!(level.is_available(), "this processor has no AVX2");
             // SAFETY: just checked.
@@ -144,7 +146,7 @@ pub(crate) fn dispatch<K: Kernel>(level: SimdLevel, kernel: K) -> K::Output {
 /// Runs `kernel` with what the target guarantees: no other level is available.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn dispatch<K: Kernel>(_: SimdLevel, kernel: K) -> K::Output {
-    kernel.run(plain::Plain)
+    kernel.run(Plain)
 }
 
 /// Bytes that a processor moves at a time.

@@ -9,7 +9,7 @@ use crate::e4m3;
 
 /// Eight numbers in an array.
 #[derive(Clone, Copy)]
-pub(super) struct Plain;
+pub(crate) struct Plain;
 
 /// Adding and subtracting it rounds to an integer: 1.5 * 2^23.
 const ROUNDER: f32 = 12_582_912.0;

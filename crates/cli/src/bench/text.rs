@@ -1,0 +1,174 @@
+//! `inflight bench text`: how well a model predicts a text.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use inflight_backend::Backend;
+use inflight_engine::{RequestSpec, Scores};
+use inflight_model::ModelFiles;
+use inflight_tokenizer::Special;
+
+use super::open_measured;
+use crate::args::{EngineArgs, TextArgs};
+use crate::assembly::{Assembled, Model, UseEngine, with_engine};
+use crate::device::choose;
+use crate::progress::TokenBar;
+use crate::resolve::{Workload, resolve_gpu_use};
+use crate::text::load_tokenizer;
+
+/// Tokens that are computed, and scored, at once.
+const USUAL_BATCH: usize = 256;
+
+pub(crate) fn bench_text(args: &TextArgs) -> Result<()> {
+    let (name, files) = open_measured(None, &args.model, &args.engine)?;
+    let texts = read(args, &files)?;
+    let engine_args = engine_args(args, texts[0].len());
+    let device = choose(engine_args.device, resolve_gpu_use(&engine_args))?;
+    let model = Model { name: &name, files: &files };
+    let score = Score {
+        texts: &texts,
+        answer_len: args.answer.get(),
+        no_progress: engine_args.no_progress,
+    };
+    let scored = with_engine(&device, &model, &engine_args, Workload::alone(false), score)?;
+    print(&scored, args);
+    Ok(())
+}
+
+/// The texts' tokens.
+fn read(args: &TextArgs, files: &ModelFiles) -> Result<Vec<Vec<u32>>> {
+    let path = args.file.display();
+    let text = fs::read_to_string(&args.file).with_context(|| format!("{path}"))?;
+    let tokens = load_tokenizer(files)?.encode_prompt(&text, Special::AsText)?;
+    let most = args.engine.max_model_len.map_or(files.config.max_position, NonZeroUsize::get);
+    let len = args.tokens.map_or(most.min(tokens.len()), NonZeroUsize::get);
+    let answer = args.answer;
+    ensure!(len > answer.get(), "texts of {len} tokens have no prompt before --answer {answer}");
+    let needed = len.saturating_mul(args.texts.get());
+    let has = tokens.len();
+    ensure!(needed <= has, "{path} has {has} tokens; --tokens times --texts are {needed}");
+    Ok(tokens.chunks_exact(len).take(args.texts.get()).map(<[u32]>::to_vec).collect())
+}
+
+/// What fits texts of so many tokens, of which each token of a batch is scored.
+fn engine_args(args: &TextArgs, len: usize) -> EngineArgs {
+    let mut engine = args.engine.clone();
+    engine.memory = engine.memory.measured();
+    engine.max_model_len = engine.max_model_len.or(NonZeroUsize::new(len));
+    let batch = engine.max_num_batched_tokens.or(NonZeroUsize::new(USUAL_BATCH));
+    (engine.max_num_batched_tokens, engine.max_num_seqs) = (batch, batch);
+    // Nobody gives way to nobody.
+    engine.memory.swap_space = engine.memory.swap_space.or(Some(0.0));
+    if engine.kv_cache_memory.is_none() {
+        // Of a prompt that is cut a part is there twice for a moment.
+        engine.kv_cache_tokens = engine.kv_cache_tokens.or(NonZeroUsize::new(2 * len));
+    }
+    engine
+}
+
+struct Score<'a> {
+    texts: &'a [Vec<u32>],
+    answer_len: usize,
+    no_progress: bool,
+}
+
+/// What scoring gave, and on what.
+struct Scored {
+    /// Of each text.
+    scores: Vec<Scores>,
+    /// How many tokens of all were scored after how long.
+    times: Vec<(usize, Duration)>,
+    num_blocks: usize,
+    block_size: usize,
+}
+
+impl UseEngine for Score<'_> {
+    type Output = Scored;
+
+    fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Scored> {
+        let Assembled { mut engine, handle, config, summary, .. } = assembled;
+        eprintln!("{summary}");
+        let num_tokens: usize = self.texts.iter().map(|text| text.len() - 1).sum();
+        let bar = TokenBar::new(num_tokens as u64, self.no_progress);
+        let (started, mut times) = (Instant::now(), Vec::new());
+        let (mut scores, mut num_before) = (Vec::new(), 0);
+        for text in self.texts {
+            let (prompt, answer) = text.split_at(text.len() - self.answer_len);
+            let spec = RequestSpec {
+                prompt: prompt.to_vec(),
+                max_tokens: Some(answer.len()),
+                ..RequestSpec::default()
+            };
+            let request = handle.limits().validate(spec)?;
+            scores.push(engine.score(request, answer, &mut |done| {
+                times.push((num_before + done, started.elapsed()));
+                bar.show((num_before + done) as u64);
+            })?);
+            num_before += text.len() - 1;
+        }
+        bar.finish();
+        let (num_blocks, block_size) = (config.num_blocks, config.block_size);
+        Ok(Scored { scores, times, num_blocks, block_size })
+    }
+}
+
+fn print(scored: &Scored, args: &TextArgs) {
+    let Scored { scores, num_blocks, block_size, .. } = scored;
+    println!("          tokens  perplexity  tokens/s");
+    let line = |label: String, logprobs: &[f32], rate: String| {
+        println!("{label:>16}  {:10.3}  {rate:>8}", perplexity(logprobs));
+    };
+    let all: Vec<f32> = scores.iter().flat_map(|scores| scores.logprobs.clone()).collect();
+    for (i, logprobs) in all.chunks(args.every.get()).enumerate() {
+        let (start, end) = (i * args.every.get(), i * args.every.get() + logprobs.len());
+        line(format!("{start}..{end}"), logprobs, scored.rate(start..end));
+    }
+    let answers = scores.iter().flat_map(|scores| {
+        let num_before = scores.logprobs.len() - args.answer.get();
+        scores.logprobs[num_before..].to_vec()
+    });
+    let answers: Vec<f32> = answers.collect();
+    line("all".to_owned(), &all, scored.rate(0..all.len()));
+    line("answers".to_owned(), &answers, String::new());
+    let used = scores.iter().map(|scores| scores.num_blocks).max().unwrap_or(0);
+    let last = scores.last().map_or(0, |scores| scores.num_blocks_last);
+    println!(
+        "KV cache: at most {} of {} tokens' places in use, {} at the end",
+        used * block_size,
+        num_blocks * block_size,
+        last * block_size
+    );
+}
+
+impl Scored {
+    /// Tokens per second of a stretch.
+    fn rate(&self, tokens: Range<usize>) -> String {
+        let reached = |num: usize| {
+            let found = self.times.iter().find(|(done, _)| *done >= num);
+            found.filter(|_| num > 0).map_or(Duration::ZERO, |(_, time)| *time)
+        };
+        let took = reached(tokens.end).saturating_sub(reached(tokens.start));
+        format!("{:.1}", tokens.len() as f64 / took.as_secs_f64())
+    }
+}
+
+fn perplexity(logprobs: &[f32]) -> f64 {
+    let sum: f64 = logprobs.iter().map(|logprob| f64::from(*logprob)).sum();
+    (-sum / logprobs.len().max(1) as f64).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::perplexity;
+
+    /// Guessing among eight is a perplexity of eight.
+    #[test]
+    fn perplexity_is_the_number_of_equal_choices() {
+        let logprob = -(8f32.ln());
+        assert!((perplexity(&[logprob; 5]) - 8.0).abs() < 1e-5);
+        assert!((perplexity(&[0.0, -(4f32.ln())]) - 2.0).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,122 @@
+//! Requests that keep sinks and a window: what they see, and that neighbours, overlap and
+//! preemption change nothing.
+
+mod support;
+
+use inflight_backend::{CpuBackend, CpuConfig, KvDtype, WeightPrecision};
+use inflight_engine::{Engine, EngineConfig, KvKeep, KvWindow, MemoryConfig, RequestSpec};
+use inflight_model::{Decoder, ModelFiles, eval::all_logits};
+use support::{Running, config, start};
+
+const WINDOW: KvKeep = KvKeep::Latest(KvWindow { num_sinks: 2, window: 16 });
+
+/// One layer, whose keys and values depend on their own tokens alone.
+const ONE_LAYER: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu"}"#;
+
+fn exact_cpu() -> CpuBackend {
+    let (kv_dtype, weights) = (KvDtype::F32, WeightPrecision::F32);
+    let config = CpuConfig { kv_dtype, weights, num_threads: 1, ..CpuConfig::detect() };
+    CpuBackend::new(config).expect("a thread")
+}
+
+/// The logprob of `next` after these tokens, by a forward pass over just them.
+fn logprob(backend: &CpuBackend, decoder: &Decoder<CpuBackend>, tokens: &[u32], next: u32) -> f64 {
+    let logits = all_logits(backend, decoder, tokens, 64).expect("there is memory");
+    let last = &logits[logits.len() - decoder.config().vocab_size..];
+    let sum: f64 = last.iter().map(|logit| f64::from(*logit).exp()).sum();
+    f64::from(last[next as usize]) - sum.ln()
+}
+
+/// As in the paper: each token is computed as if its sinks and its window were all there is, side
+/// by side, far beyond the positions that the model has.
+#[test]
+fn a_long_stream_sees_sinks_and_window_side_by_side() {
+    let folder = std::env::temp_dir().join(format!("inflight-stream-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("config.json"), ONE_LAYER).unwrap();
+    let files = ModelFiles::dummy(&folder, 5).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let backend = exact_cpu();
+    let load = |max_len| {
+        Decoder::load(&backend, &files.config, &files.weights, max_len, &mut |_| {}).unwrap()
+    };
+    let tokens: Vec<u32> = (0..500u32).map(|i| i.wrapping_mul(2_654_435_761) % 300).collect();
+    for num_sinks in [0, 2, 8] {
+        let kv_keep = KvKeep::Latest(KvWindow { num_sinks, window: 32 });
+        // Sinks of 2 take a block, of 8 two; a stride is a block of 4.
+        let whole_sinks = num_sinks.next_multiple_of(4);
+        let config = EngineConfig {
+            max_num_batched_tokens: 16,
+            max_model_len: 512,
+            num_blocks: (2 * whole_sinks + 32) / 4,
+            kv_keep,
+            ..config(false)
+        };
+        let (mut engine, handle) = Engine::new(backend.clone(), load(512), config).unwrap();
+        let (next, prompt) = tokens.split_last().unwrap();
+        let spec =
+            RequestSpec { prompt: prompt.to_vec(), max_tokens: Some(1), ..RequestSpec::default() };
+        let request = handle.limits().validate(spec).unwrap();
+        let scores = engine.score(request, &[*next], &mut |_| {}).unwrap();
+        assert_eq!(scores.logprobs.len(), 499);
+        assert!(scores.num_blocks <= (2 * whole_sinks + 32) / 4);
+        let decoder = load(64);
+        for position in (0..499usize).step_by(23) {
+            // The cache holds sinks and window; four tokens go at once when it is full.
+            let capacity = whole_sinks + 32;
+            let dropped = (position + 1).saturating_sub(capacity).next_multiple_of(4);
+            let kept: Vec<u32> = (0..=position)
+                .filter(|i| *i < whole_sinks || *i >= whole_sinks + dropped)
+                .map(|i| tokens[i])
+                .collect();
+            let expected = logprob(&backend, &decoder, &kept, tokens[position + 1]);
+            let found = f64::from(scores.logprobs[position]);
+            assert!((found - expected).abs() < 2e-3, "{position}: {found}, not {expected}");
+        }
+    }
+}
+
+/// Requests of which some keep all, some a window, far beyond which they go on, and some a part of
+/// the prompt.
+fn requests() -> Vec<RequestSpec> {
+    let request = |i: u32| RequestSpec {
+        prompt: (0..3 + 17 * i).map(|j| (i * 31 + j * 7) % 200).collect(),
+        max_tokens: Some(50),
+        kv_keep: match i {
+            0 | 3 => Some(WINDOW),
+            2 => None,
+            _ => Some(KvKeep::Attended(36)),
+        },
+        ..RequestSpec::default()
+    };
+    (0..5).map(request).collect()
+}
+
+fn tokens(engine: &Running, specs: &[RequestSpec]) -> Vec<Vec<u32>> {
+    let clients: Vec<_> = specs.iter().map(|spec| engine.submit(spec.clone())).collect();
+    clients.into_iter().map(|client| client.wait().ids()).collect()
+}
+
+#[test]
+fn streams_are_the_same_alone_among_others_and_with_overlap() {
+    let config = |overlap| EngineConfig { max_num_batched_tokens: 64, ..config(overlap) };
+    let small = |overlap| EngineConfig { num_blocks: 40, ..config(overlap) };
+    let no_cache = MemoryConfig { prefix_caching: false, ..MemoryConfig::default() };
+    let specs = requests();
+    let engine = start(EngineConfig { memory: no_cache.clone(), ..config(false) });
+    let alone: Vec<_> =
+        specs.iter().flat_map(|spec| tokens(&engine, std::slice::from_ref(spec))).collect();
+    engine.stop();
+    for config in [config(true), config(false), small(true), small(false)] {
+        for memory in [no_cache.clone(), MemoryConfig::default()] {
+            let engine = start(EngineConfig { memory, ..config.clone() });
+            assert_eq!(tokens(&engine, &specs), alone);
+            // Again: what was found by its prefix changes nothing.
+            assert_eq!(tokens(&engine, &specs), alone);
+            engine.stop();
+        }
+    }
+}
