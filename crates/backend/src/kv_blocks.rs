@@ -1,6 +1,14 @@
 //! The KV cache as blocks to copy and to move: whatever a block consists of, it is copied whole.
 
-use crate::{AttentionShape, Backend, DeviceBatch, KvLayer, KvLayout, StepShape};
+use crate::{AttentionShape, Backend, DeviceBatch, KvLayout, StepShape};
+
+/// The KV cache of one layer, both as [`Backend::kv_layout`] has it.
+#[derive(Clone)]
+#[allow(missing_docs)]
+pub struct KvLayer<B: Backend> {
+    pub keys: B::Buffer,
+    pub values: B::Buffer,
+}
 
 /// All memory of a KV cache, in parts that each have the block as outermost extent.
 ///

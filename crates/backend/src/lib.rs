@@ -17,6 +17,7 @@ pub mod cuda;
 mod dtype;
 mod e4m3;
 mod error;
+mod graph;
 mod history;
 mod kv_blocks;
 mod kv_layout;
@@ -37,14 +38,15 @@ pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
 pub use cuda::{CudaBackend, CudaConfig};
 pub use dtype::Dtype;
 pub use error::BackendError;
+pub use graph::Graph;
 pub use history::{HistoryInputs, HistoryLayout, HistoryShape};
 pub use kv_blocks::{
-    BlockPair, BlockTurn, CutPrompts, KvBlocks, MoveBlocks, MoveWay, PromptCut, TurnBlocks,
+    BlockPair, BlockTurn, CutPrompts, KvBlocks, KvLayer, MoveBlocks, MoveWay, PromptCut, TurnBlocks,
 };
 pub use kv_layout::{KvDtype, KvLayout};
 pub use late::{LateRow, LateWriter};
 pub use mapped_file::MappedFile;
-pub use ops::{AttentionShape, Backend, DeviceBatch, Graph, KvLayer};
+pub use ops::{AttentionShape, Backend, DeviceBatch};
 pub use quant::fp8::{Fp8Matrix, Fp8Scales};
 pub use sampling_row::SamplingRow;
 pub use step::{OutputLayout, RowState, StepCapacity, StepInputs, StepShape};

@@ -4,11 +4,11 @@
 //! [`StepShape`]; everything else an operator needs it reads from device memory at fixed addresses
 //! ([`DeviceBatch`]), so that a backend may capture a step as a graph.
 
-use std::{any::Any, time::Duration};
+use std::time::Duration;
 
 use crate::{
-    BackendError, Ceilings, Clock, CutPrompts, Dtype, HistoryShape, HostTensor, KvDtype, KvLayout,
-    MoveBlocks, StepCapacity, StepShape, TurnBlocks,
+    BackendError, Ceilings, Clock, CutPrompts, Dtype, Graph, HistoryShape, HostTensor, KvDtype,
+    KvLayout, MoveBlocks, StepCapacity, StepShape, TurnBlocks,
 };
 
 /// A device that runs operators in order on streams.
@@ -408,21 +408,6 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
 }
 
-/// What [`Backend::capture`] captured, in the backend's own form.
-pub struct Graph(Box<dyn Any + Send>);
-
-impl Graph {
-    /// Wraps a backend's own form.
-    pub fn new(captured: impl Any + Send) -> Self {
-        Self(Box::new(captured))
-    }
-
-    /// The backend's own form, if it is of type `T`.
-    pub fn get<T: Any>(&self) -> Option<&T> {
-        self.0.downcast_ref()
-    }
-}
-
 /// One step's inputs on the device, at fixed addresses; see [`crate::step`] for the sections.
 ///
 /// One set serves all steps: only operations of the compute stream touch it.
@@ -473,14 +458,6 @@ pub struct SamplingState<B: Backend> {
     pub token_counts: B::Buffer,
     /// Tokens a model knows.
     pub vocab_size: usize,
-}
-
-/// The KV cache of one layer, both as [`Backend::kv_layout`] has it.
-#[derive(Clone)]
-#[allow(missing_docs)]
-pub struct KvLayer<B: Backend> {
-    pub keys: B::Buffer,
-    pub values: B::Buffer,
 }
 
 /// Head counts and sizes of an attention layer, and the KV cache's block size.
