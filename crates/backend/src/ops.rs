@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::{
     BackendError, Ceilings, Clock, CutPrompts, Dtype, Graph, HistoryShape, HostTensor, KvDtype,
-    KvLayout, MoveBlocks, StepCapacity, StepShape, TurnBlocks,
+    KvLayer, KvLayout, MoveBlocks, StepCapacity, StepShape, TurnBlocks,
 };
 
 /// A device that runs operators in order on streams.
