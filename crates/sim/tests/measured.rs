@@ -1,7 +1,7 @@
 //! The cost model against what an H200 was measured to take, in `docs/BENCHMARKS.md`: 8B in bf16,
 //! and with weights in fp8.
 
-use inflight_engine::{EngineConfig, MemoryConfig, Policy};
+use inflight_engine::{EngineConfig, KvKeep, MemoryConfig, Policy};
 use inflight_model::{DummyWeights, Fp8Weights, ModelConfig, Weights};
 use inflight_sim::plan::{Arrival, PlanReport, Planned, simulate};
 use inflight_sim::{CostModel, Gpu};
@@ -39,6 +39,7 @@ impl Run {
                 block_size: 16,
                 num_blocks: 50_000,
                 memory: MemoryConfig::default(),
+                kv_keep: KvKeep::All,
                 max_outstanding: 4096,
             },
         };
