@@ -79,15 +79,18 @@ fn lengths() -> impl Strategy<Value = Lengths> {
     )
 }
 
+/// For each sequence that comes in a turn, two numbers that say what it keeps, if not as usual.
+type Choices = Vec<Option<(usize, usize)>>;
+
 /// Some sequences keep sinks and a window by choice, or a part of the prompt; the others what the
 /// model's layers see. Prompts are only cut in batches that have room for those that decide.
 fn forgetful(
     (block_size, may_cut): (usize, bool),
     window: Option<usize>,
-    script: Vec<(Turn, Vec<Option<(usize, usize)>>)>,
+    script: Vec<(Turn, Choices)>,
 ) -> Vec<Turn> {
     let usual = window.map_or(Retention::All, |window| Retention::Window { window });
-    let choose = |(mut turn, choices): (Turn, Vec<Option<(usize, usize)>>)| {
+    let choose = |(mut turn, choices): (Turn, Choices)| {
         for (lengths, choice) in turn.adds.iter_mut().zip(choices) {
             lengths.retention = match choice {
                 None => usual,
