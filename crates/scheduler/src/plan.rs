@@ -94,9 +94,11 @@ impl Scheduler {
     }
 
     /// A row for every running sequence that needs one more token: all decodes, and prefills at
-    /// their last token. The budget always has room for them, since it is not below `max_num_seqs`.
+    /// their last token. The budget has room for them, since it is not below `max_num_seqs`, but for
+    /// those that are younger than a prompt's end that needs more than they would leave.
     fn plan_single_tokens(&mut self, draft: &mut Draft) {
         let only_prompts = self.forms_static_batch();
+        let (end, left_for_end) = self.undivided_end();
         // The list shrinks from its end while victims give way, so it is indexed afresh each time.
         let mut i = 0;
         while let Some(&id) = self.running.get(i) {
@@ -104,11 +106,22 @@ impl Scheduler {
             let is_next = sequence.num_uncomputed() == 1
                 && (!only_prompts || sequence.is_in_prompt())
                 && self.can_run(sequence, &draft.batch);
-            if is_next && self.make_room(id) {
+            let left = self.config.max_num_batched_tokens - draft.batch.num_tokens;
+            let is_in_the_way = i > end && left <= left_for_end;
+            if is_next && !is_in_the_way && self.make_room(id) {
                 self.push_row(id, 1, &mut draft.batch);
             }
             i += 1;
         }
+    }
+
+    /// Of the running prompts whose next row cannot be divided, since it decides over a cut, the
+    /// oldest: its place among those that run, and the row's tokens.
+    fn undivided_end(&self) -> (usize, usize) {
+        let running = self.running.iter().map(|&id| self.sequence(id)).enumerate();
+        let mut present = running.filter(|(_, sequence)| sequence.num_loading == 0);
+        let end = present.find_map(|(i, sequence)| Some((i, sequence.undivided_len()?)));
+        end.unwrap_or_default()
     }
 
     /// Whether a static batch still takes members and one of them has some of its prompt to go, for

@@ -263,6 +263,13 @@ impl Sequence {
         cut.map_or(len, |cut| cut.row_len(self.num_computed, len))
     }
 
+    /// Tokens of its next row, if all that decide over a cut are in it and nothing else.
+    pub(crate) fn undivided_len(&self) -> Option<usize> {
+        let cut = self.retention.cut()?;
+        let is_next = self.num_computed + cut.num_observed() == cut.prompt_len();
+        is_next.then_some(cut.num_observed())
+    }
+
     /// Tokens for which there is room in the table.
     pub(crate) fn room(&self) -> usize {
         self.table.capacity().saturating_sub(self.num_computed)

@@ -35,19 +35,22 @@ impl Scheduler {
             return;
         }
         let Some(next) = self.next_to_admit() else { return };
-        let account = self.sequence(next).account;
-        if self.accounts.num_running(account) == 0
-            && let Some(newest) = self.newest_to_go(account)
+        if self.accounts.num_running(self.sequence(next).account) == 0
+            && let Some(newest) = self.newest_to_go(next)
         {
             self.preempt(newest);
         }
     }
 
-    /// The newest running sequence of the tenant that has most, if that had more service than
-    /// `account` and keeps another. The first rank never goes.
-    fn newest_to_go(&self, account: AccountId) -> Option<SequenceId> {
-        let service = self.accounts.service(account);
-        let others = self.running.iter().skip(1).map(|&id| (id, self.sequence(id).account));
+    /// The newest running sequence of the tenant that has most, if that had more service than the
+    /// one of `next` and keeps another. The first rank never goes; nor does, for one that gave way
+    /// itself, anybody of a rank before it, who would come back first.
+    fn newest_to_go(&self, next: SequenceId) -> Option<SequenceId> {
+        let next = self.sequence(next);
+        let service = self.accounts.service(next.account);
+        let others = self.running.iter().skip(1).map(|&id| (id, self.sequence(id)));
+        let others = others.filter(|(_, other)| !next.has_run || other.rank > next.rank);
+        let others = others.map(|(id, other)| (id, other.account));
         let may_go = |other: AccountId| {
             let is_ahead = self.accounts.service(other) > service;
             is_ahead && self.accounts.num_running(other) > 1

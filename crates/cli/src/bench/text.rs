@@ -27,7 +27,7 @@ pub(crate) fn bench_text(args: &TextArgs) -> Result<()> {
     let texts = read(args, &files)?;
     let engine_args = engine_args(args, texts[0].len());
     let device = choose(engine_args.device, resolve_gpu_use(&engine_args))?;
-    let model = Model { name: &name, files: &files };
+    let model = Model { name: &name, path: None, files: &files };
     let score = Score {
         texts: &texts,
         answer_len: args.answer.get(),

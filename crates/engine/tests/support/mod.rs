@@ -18,7 +18,7 @@ use inflight_engine::{
     MemoryConfig, PromptToken, RequestId, RequestSpec, SamplingParams, SinkClosed, TokenSink,
     TokenUpdate, Update,
 };
-use inflight_model::{Decoder, ModelFiles};
+use inflight_model::{Decoder, ModelConfig, ModelFiles};
 
 /// Two layers, 256 tokens: its weights are random, so its outputs are as varied as can be.
 pub const MODEL: &str = "../model/tests/fixtures/llama3";
@@ -56,7 +56,10 @@ pub fn engine_on<B: Backend>(backend: B, config: EngineConfig) -> (Engine<B>, En
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL);
     let files = ModelFiles::open(&folder).unwrap();
     let max_len = config.max_model_len;
-    let decoder = Decoder::load(&backend, &files.config, &files.weights, max_len, &mut |_| {});
+    // Its weights mean nothing, at whatever position.
+    let model =
+        ModelConfig { max_position: files.config.max_position.max(max_len), ..files.config };
+    let decoder = Decoder::load(&backend, &model, &files.weights, max_len, &mut |_| {});
     Engine::new(backend, decoder.unwrap(), config).unwrap()
 }
 

@@ -258,16 +258,21 @@ impl Device {
         }
     }
 
-    /// The two directions have a stream each, so their order is not known: moves that touch the
-    /// same block would be a mistake.
+    /// The two directions have a stream each, so their order is not known: moves of which one
+    /// writes to what another touches would be a mistake. Two may read what the host keeps, for
+    /// sequences that do not look for what came before it.
     fn swap(&mut self, moves: &Moves) {
         let places = |block: &BlockMove| {
             let (device, host) = (block.device.index(), block.host.0 as usize);
             (device * self.block_size, host * self.block_size)
         };
-        let mut touched = HashSet::new();
-        for block in moves.swap_out.iter().chain(&moves.swap_in) {
-            assert!(touched.insert(block.host), "two moves use {}", block.host);
+        let (mut written, mut filled) = (HashSet::new(), HashSet::new());
+        for block in &moves.swap_out {
+            assert!(written.insert(block.host), "two moves write to {}", block.host);
+        }
+        for block in &moves.swap_in {
+            assert!(!written.contains(&block.host), "{} is written and read", block.host);
+            assert!(filled.insert(block.device), "two moves write to {}", block.device);
         }
         let copies = |copy: &&BlockMove| {
             moves.copies.iter().any(|c| c.to == copy.device || c.from == copy.device)

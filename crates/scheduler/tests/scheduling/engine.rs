@@ -319,6 +319,15 @@ impl Engine {
         memory.num_swap_blocks > 0 || memory.prefix_caching || has_outputs
     }
 
+    /// Whether a prompt's end that cannot be divided may find no room beside all decodes; then
+    /// younger ones stand back.
+    fn may_stand_back(&self) -> bool {
+        let SchedulerConfig { max_num_batched_tokens, max_num_seqs, .. } = *self.scheduler.config();
+        let cuts = self.records.values().filter_map(|record| record.lengths.retention.cut());
+        let longest = cuts.map(|cut| cut.num_observed()).max().unwrap_or(1);
+        max_num_batched_tokens + 1 < max_num_seqs + longest
+    }
+
     /// There is a batch whenever a sequence still needs one, the oldest such sequence is in it, and
     /// nobody that decodes sits out but those that were preempted.
     fn check_progress(&mut self, batch: Option<&Batch>, num_preempted: u64) {
@@ -346,6 +355,9 @@ impl Engine {
             return;
         }
         let Some(previous) = self.batches.last() else { return };
+        if self.may_stand_back() {
+            return;
+        }
         let decodes = |row: &&Row| self.records[&row.id].is_incomplete(config);
         let decoding = previous.sampled_rows().filter(decodes);
         let num_missing = decoding.filter(|row| !rows.contains(&row.id)).count() as u64;
@@ -390,7 +402,11 @@ impl Engine {
     fn check_policy(&self, batch: &Batch) {
         let (policy, decision) = (self.scheduler.policy(), self.scheduler.decision());
         let chunks = || batch.rows.iter().filter(|row| row.len > 1);
-        let num_prompt_tokens: usize = chunks().map(|row| row.len).sum();
+        // Of a prompt's end that decides over a cut no policy can have less.
+        let is_cut = |(i, _): &(usize, &Row)| batch.cuts.iter().any(|cut| cut.row == *i);
+        let divisible = batch.rows.iter().enumerate().filter(|row| !is_cut(row));
+        let num_prompt_tokens: usize =
+            divisible.map(|(_, row)| row.len).filter(|len| *len > 1).sum();
         assert!(num_prompt_tokens <= decision.prefill_limit, "{decision:?}");
         let most = policy.max_batch_prefill_tokens.unwrap_or(usize::MAX);
         assert!(decision.num_chunks == 0 || decision.prefill_limit <= most);

@@ -208,6 +208,22 @@ fn tenants_take_turns_by_what_they_had() {
 }
 
 /// After 20 steps of 10 ms, a prompt of 400 tokens and behind it one of 16, in steps of 100.
+/// Nobody makes way for one that gave way itself and that it would come back before: of prompts
+/// that take several steps nothing would ever be left.
+#[test]
+fn way_is_made_for_nobody_who_comes_back_later() {
+    let mut steps = Steps::with(Policy { order: Order::Fair, ..Policy::default() }, 16);
+    steps.add(A, 2, 29, tenant("a"));
+    steps.add(B, 12, 10, tenant("a"));
+    steps.add(C, 2, 20, tenant("c"));
+    let mut num_steps = 0;
+    while !steps.scheduler.is_idle() {
+        assert!(!steps.step().is_empty() && num_steps < 100, "after {num_steps} steps");
+        num_steps += 1;
+    }
+    assert!(steps.scheduler.num_preemptions() > 0, "blocks ran out");
+}
+
 #[test]
 fn prompt_tokens_are_shared_by_need() {
     let run = |ttft: Option<u64>| {

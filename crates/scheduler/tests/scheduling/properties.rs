@@ -79,16 +79,21 @@ fn lengths() -> impl Strategy<Value = Lengths> {
     )
 }
 
+/// Tokens at a prompt's end that decide what stays of it.
+const NUM_OBSERVED: usize = 3;
+
 /// For each sequence that comes in a turn, two numbers that say what it keeps, if not as usual.
 type Choices = Vec<Option<(usize, usize)>>;
 
 /// Some sequences keep sinks and a window by choice, or a part of the prompt; the others what the
-/// model's layers see. Prompts are only cut in batches that have room for those that decide.
+/// model's layers see. Prompts are only cut where those that decide fit a batch, if alone.
 fn forgetful(
-    (block_size, may_cut): (usize, bool),
+    config: &SchedulerConfig,
     window: Option<usize>,
     script: Vec<(Turn, Choices)>,
 ) -> Vec<Turn> {
+    let SchedulerConfig { block_size, max_num_batched_tokens, .. } = *config;
+    let may_cut = max_num_batched_tokens >= NUM_OBSERVED;
     let usual = window.map_or(Retention::All, |window| Retention::Window { window });
     let choose = |(mut turn, choices): (Turn, Choices)| {
         for (lengths, choice) in turn.adds.iter_mut().zip(choices) {
@@ -96,8 +101,8 @@ fn forgetful(
                 None => usual,
                 Some((5, num_kept)) if may_cut => Retention::Attended(Attended::new(
                     lengths.prompt_len,
-                    num_kept + 3,
-                    3,
+                    num_kept + NUM_OBSERVED,
+                    NUM_OBSERVED,
                     block_size,
                 )),
                 Some((num_sinks, window)) => {
@@ -241,8 +246,7 @@ proptest! {
             1..24,
         ),
     ) {
-        let may_cut = config.max_num_batched_tokens >= config.max_num_seqs + 3;
-        let script = forgetful((config.block_size, may_cut), window, script);
+        let script = forgetful(&config, window, script);
         let serial = run(&config, &script, false);
         let overlapped = run(&config, &script, true);
         let mut early = Engine::with_moves(config.clone(), true, MoveTime::Early);
@@ -269,8 +273,7 @@ proptest! {
             1..24,
         ),
     ) {
-        // Of what decides over a cut no policy can have less.
-        let script = forgetful((config.block_size, false), window, script);
+        let script = forgetful(&config, window, script);
         let serial = run_policy(&config, &policy, &script, false);
         let overlapped = run_policy(&config, &policy, &script, true);
         check_same_tokens(&serial, &overlapped)?;

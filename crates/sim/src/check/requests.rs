@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use inflight_engine::{EngineConfig, RequestSpec, SamplingParams, Tenant};
+use inflight_engine::{EngineConfig, KvKeep, RequestSpec, SamplingParams, Tenant};
 
+use super::scenario::latest;
 use crate::Random;
 
 /// Tokens are below this: few, so that stop tokens are hit often.
@@ -34,9 +35,12 @@ pub enum Leaving {
 }
 
 /// Draws all requests of a run.
-pub(super) fn requests(random: &mut Random, engine: &EngineConfig) -> Vec<Planned> {
-    let largest = engine.max_model_len.min(engine.num_blocks * engine.block_size);
-    let pattern = Pattern::draw(random, largest);
+pub(super) fn requests(
+    random: &mut Random,
+    engine: &EngineConfig,
+    window: Option<usize>,
+) -> Vec<Planned> {
+    let pattern = Pattern::draw(random, engine, window);
     let mut all = Vec::new();
     let mut at = Duration::ZERO;
     for group in 0..random.range(1, 28) {
@@ -58,8 +62,16 @@ pub(super) fn requests(random: &mut Random, engine: &EngineConfig) -> Vec<Planne
 
 /// What the requests of one run have in common.
 struct Pattern {
-    /// Most tokens of a sequence that fits.
-    largest: usize,
+    /// Most tokens of a sequence.
+    max_model_len: usize,
+    /// Places of the KV cache.
+    room: usize,
+    /// What the model sees.
+    window: Option<usize>,
+    /// What the engine keeps of those that do not say.
+    usual: KvKeep,
+    /// Requests out of a hundred that say what is to be kept.
+    keep_percent: u64,
     most_prompt: usize,
     most_output: usize,
     pause_percent: u64,
@@ -71,10 +83,16 @@ struct Pattern {
 }
 
 impl Pattern {
-    fn draw(random: &mut Random, largest: usize) -> Self {
+    fn draw(random: &mut Random, engine: &EngineConfig, window: Option<usize>) -> Self {
+        let room = engine.num_blocks * engine.block_size;
+        let largest = engine.max_model_len.min(room);
         let most_prompt = random.range(1, (largest - 1).clamp(1, 80));
         Self {
-            largest,
+            max_model_len: engine.max_model_len,
+            room,
+            window,
+            usual: engine.kv_keep,
+            keep_percent: random.pick(&[0, 0, 40]),
             most_prompt,
             most_output: random.range(1, 100),
             pause_percent: random.pick(&[0, 30, 100]),
@@ -87,7 +105,13 @@ impl Pattern {
 
     fn request(&self, random: &mut Random, group: usize) -> RequestSpec {
         let prompt_len = random.range(1, self.most_prompt);
-        let room = self.largest - prompt_len;
+        let kv_keep = random.chance(self.keep_percent).then(|| self.keep(random));
+        // Whoever keeps but the latest tokens may go on beyond the cache.
+        let largest = match kv_keep.unwrap_or(self.usual) {
+            KvKeep::Latest(_) => self.max_model_len,
+            KvKeep::All | KvKeep::Attended(_) => self.max_model_len.min(self.room),
+        };
+        let room = largest - prompt_len;
         let max_tokens = random.range(1, self.most_output.min(room));
         let has_family = random.chance(self.family_percent);
         let family = random.range(0, 1) as u64;
@@ -110,7 +134,18 @@ impl Pattern {
             priority: random.range(0, 2) as i32,
             tenant: Tenant::named(random.pick(&["a", "b", "c"])),
             timeout: timeout.then(|| Duration::from_secs_f64(random.exponential(1e-3))),
+            kv_keep,
             ..RequestSpec::default()
+        }
+    }
+}
+
+impl Pattern {
+    fn keep(&self, random: &mut Random) -> KvKeep {
+        match random.range(0, 3) {
+            0 => KvKeep::All,
+            1 => KvKeep::Attended(random.range(32, 60)),
+            _ => latest(random, self.room, self.window),
         }
     }
 }

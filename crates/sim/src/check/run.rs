@@ -8,7 +8,7 @@ use inflight_engine::{Engine, EngineError, EngineHandle, Record, RequestId, Requ
 use inflight_model::{Decoder, DummyWeights, ModelConfig, Weights};
 
 use super::client::Client;
-use super::expected::expected;
+use super::expected::{Sees, expected};
 use super::requests::{Leaving, VOCAB_SIZE};
 use super::scenario::Scenario;
 use super::verdict::Verdict;
@@ -30,6 +30,9 @@ pub struct Figures {
     pub num_failed: u64,
     /// Tokens that were found in the prefix cache, or shared with another output.
     pub num_shared: u64,
+    /// Blocks of sinks whose keys were turned, and prompts that were cut.
+    pub num_turns: u64,
+    pub num_cuts: u64,
     /// Virtual time.
     pub took: Duration,
 }
@@ -133,19 +136,25 @@ enum Ended {
     Lost(EngineError),
 }
 
-/// The model: one layer, as little as there can be.
-const MODEL: &str = r#"{
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32,
-    "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
-    "num_key_value_heads": 1, "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 1024, "rope_theta": 10000.0, "tie_word_embeddings": true
-}"#;
+/// The model: one layer, as little as there can be, that looks back on so many tokens.
+fn model(window: Option<usize>) -> ModelConfig {
+    let text = r#"{
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "vocab_size": 32,
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+        "num_key_value_heads": 1, "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 1024, "rope_theta": 10000.0, "tie_word_embeddings": true,
+        "sliding_window": WINDOW
+    }"#;
+    let window = window.map_or_else(|| "null".to_owned(), |window| window.to_string());
+    let text = text.replace("WINDOW", &window);
+    ModelConfig::from_json("simulated", &text).expect("the text is part of this file")
+}
 
 fn start(
     scenario: &Scenario,
     backend: &SimBackend,
 ) -> Result<(Engine<SimBackend>, EngineHandle), EngineError> {
-    let config = ModelConfig::from_json("simulated", MODEL).expect("the text is part of this file");
+    let config = model(scenario.window);
     assert_eq!(config.vocab_size, VOCAB_SIZE as usize);
     let weights = Weights::Dummy(DummyWeights { seed: 0 });
     let max_len = scenario.engine.max_model_len;
@@ -266,7 +275,8 @@ impl<'a> Driver<'a> {
             Some(Leaving::VanishAtToken(count)) => Some(count),
             _ => None,
         };
-        let client = Client::new(expected(&spec, &self.limits), vanishes_after);
+        let sees = Sees { window: self.scenario.window, block_size: self.limits.kv.block_size };
+        let client = Client::new(expected(&spec, &self.limits, sees), vanishes_after);
         if self.lost_final == Some(i) {
             client.lose_final();
         }
@@ -331,6 +341,8 @@ impl<'a> Driver<'a> {
         self.verdict.check_idle(self.engine.scheduler(), &self.handle)?;
         let mut figures = self.verdict.figures(&self.submitted);
         figures.took = self.now();
+        (figures.num_turns, figures.num_cuts) =
+            (self.backend.usage().num_turns, self.backend.usage().num_cuts);
         figures.num_steps =
             self.handle.stats().num_steps.load(std::sync::atomic::Ordering::Relaxed);
         Ok(figures)

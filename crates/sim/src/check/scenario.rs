@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inflight_engine::{EngineConfig, KvKeep, MemoryConfig, Policy, Preemption, Tuning};
+use inflight_engine::{EngineConfig, KvKeep, KvWindow, MemoryConfig, Policy, Preemption, Tuning};
 
 use super::policies::policy;
 use super::requests::{Planned, requests};
@@ -15,6 +15,8 @@ pub struct Scenario {
     pub seed: u64,
     /// The engine.
     pub engine: EngineConfig,
+    /// How far back the model's layer looks; `None`: it sees everything.
+    pub window: Option<usize>,
     /// What decides at first.
     pub policy: Policy,
     /// What decides from some moment on.
@@ -32,7 +34,8 @@ impl Scenario {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let engine = engine(&mut random);
+        let window = random.chance(20).then(|| random.range(1, 60));
+        let engine = engine(&mut random, window);
         let policy_now = policy(&mut random, &engine);
         let num_tunings = if random.chance(15) { random.range(1, 3) } else { 0 };
         let tuning = |random: &mut Random| {
@@ -41,14 +44,14 @@ impl Scenario {
         };
         let mut tunings: Vec<_> = (0..num_tunings).map(|_| tuning(&mut random)).collect();
         tunings.sort_by_key(|(at, _)| *at);
-        let requests = requests(&mut random, &engine);
+        let requests = requests(&mut random, &engine, window);
         let faults = faults(&mut random);
         let noise = random.pick(&[0.0, 0.1, 3.0]);
-        Self { seed, engine, policy: policy_now, tunings, requests, faults, noise }
+        Self { seed, engine, window, policy: policy_now, tunings, requests, faults, noise }
     }
 }
 
-fn engine(random: &mut Random) -> EngineConfig {
+fn engine(random: &mut Random, window: Option<usize>) -> EngineConfig {
     let max_num_seqs = random.range(1, 12);
     let block_size = random.pick(&[1, 2, 4, 4, 8]);
     let max_model_len = random.range(8, 160);
@@ -61,10 +64,12 @@ fn engine(random: &mut Random) -> EngineConfig {
         _ => 8 * one,
     };
     let swaps = random.chance(50);
+    let spare_budget = if random.chance(25) { 64 } else { 0 } + random.range(0, 40);
+    let room = num_blocks * block_size;
     EngineConfig {
         overlap: random.chance(75),
         max_num_seqs,
-        max_num_batched_tokens: max_num_seqs + random.range(0, 40),
+        max_num_batched_tokens: max_num_seqs + spare_budget,
         max_model_len,
         block_size,
         num_blocks,
@@ -75,9 +80,16 @@ fn engine(random: &mut Random) -> EngineConfig {
             keeps_cold_prefixes: swaps && random.chance(50),
             max_moved_blocks: random.range(1, 6),
         },
-        kv_keep: KvKeep::All,
+        kv_keep: if random.chance(15) { latest(random, room, window) } else { KvKeep::All },
         max_outstanding: 256,
     }
+}
+
+/// Sinks and a window, mostly less than `room` and than the model's own window.
+pub(super) fn latest(random: &mut Random, room: usize, window: Option<usize>) -> KvKeep {
+    let most = window.unwrap_or(room).min(room).max(2);
+    let num_sinks = random.range(0, (most / 4).min(8));
+    KvKeep::Latest(KvWindow { num_sinks, window: random.range(1, most / 2) })
 }
 
 fn faults(random: &mut Random) -> Faults {

@@ -6,14 +6,14 @@ use std::{
 };
 
 use inflight_backend::{
-    Backend, BackendError, Clock, DeviceBatch, Dtype, HistoryShape, HostTensor, KvDtype,
-    MoveBlocks, MoveWay, RowState, StepShape,
+    AttentionShape, Backend, BackendError, Clock, CutPrompts, DeviceBatch, Dtype, HistoryShape,
+    HostTensor, KvDtype, MoveBlocks, MoveWay, RowState, StepShape, TurnBlocks,
     ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
 use super::memory::{SimBuffer, SimHostBuffer, SimMatrix};
-use super::state::{COMPUTE, Done, SimConfig, SimEvent, SimStream, State, Usage};
-use super::token::{Seen, count_value, draw, kv_value};
+use super::state::{Done, SimConfig, SimEvent, SimStream, State, Usage};
+use super::token::{Seen, count_value, draw};
 use crate::RowLoad;
 
 /// A GPU of virtual time. Copies are handles to the same one.
@@ -71,58 +71,6 @@ impl State {
         }
     }
 
-    /// Writes keys and values of the step's tokens.
-    fn write_kv(&mut self, memory: usize, block_size: usize) {
-        self.writers.clear();
-        for row in 0..self.step.num_rows() {
-            for index in self.step.row(row) {
-                let slot = self.step.slot_mapping[index] as usize;
-                let block = (slot / block_size) as u32;
-                if self.writers.last() != Some(&(block, row)) {
-                    self.writers.push((block, row));
-                    self.writes_block(COMPUTE, memory, block);
-                }
-                let value = kv_value(self.step.token_ids[index], self.step.positions[index]);
-                let to = self.memories[memory].block_mut(block as usize);
-                *to.place_mut(slot % block_size) = value;
-            }
-        }
-        self.check_writers();
-    }
-
-    /// A block that a row writes to is in no other row's table.
-    fn check_writers(&mut self) {
-        let mut writers = std::mem::take(&mut self.writers);
-        writers.sort_unstable();
-        for row in 0..self.step.num_rows() {
-            for block in self.step.blocks_of(row) {
-                let at = writers.partition_point(|(written, _)| written < block);
-                let by_other = writers[at..].iter().take_while(|(written, _)| written == block);
-                if let Some((_, other)) = by_other.into_iter().find(|(_, writer)| *writer != row) {
-                    let message = format!("row {other} writes to block {block} of row {row}");
-                    self.violations.push(message);
-                }
-            }
-        }
-        self.writers = writers;
-    }
-
-    /// Reads every row's context.
-    fn read_kv(&mut self, memory: usize, block_size: usize) {
-        self.contexts.clear();
-        for row in 0..self.step.num_rows() {
-            let context_len = self.step.context_lens[row] as usize;
-            let mut sum = 0_u64;
-            for (i, block) in self.step.blocks_of(row).to_vec().into_iter().enumerate() {
-                self.reads_block(COMPUTE, memory, block);
-                let len = context_len.saturating_sub(i * block_size).min(block_size);
-                let from = self.memories[memory].block_mut(block as usize);
-                sum = (0..len).fold(sum, |sum, place| sum.wrapping_add(from.place(place)));
-            }
-            self.contexts.push(sum);
-        }
-    }
-
     fn count(&mut self, state: RowState, tokens: impl Iterator<Item = (u32, u32)>) {
         let Some(slot) = state.state_slot else { return };
         let slot = slot as usize;
@@ -174,14 +122,6 @@ impl State {
         words[..num_words].copy_from_slice(self.memories[from].words_mut(num_words));
         self.memories[to].words = words;
     }
-
-    /// Copies a block of keys and values.
-    fn copy_block(&mut self, thread: usize, (from, source): Place, (to, target): Place) {
-        self.reads_block(thread, from, source);
-        self.writes_block(thread, to, target);
-        let values = self.memories[from].block_mut(source as usize).values.clone();
-        self.memories[to].block_mut(target as usize).values = values;
-    }
 }
 
 impl SimBackend {
@@ -202,8 +142,12 @@ impl SimBackend {
     }
 }
 
-/// A memory and a block of it.
-type Place = (usize, u32);
+/// Seconds that copying so many blocks of keys and of values takes.
+fn copied(state: &State, num_blocks: usize, attention: AttentionShape) -> f64 {
+    let AttentionShape { num_kv_heads, head_dim, block_size, .. } = attention;
+    let num_read = 2 * num_blocks * block_size * num_kv_heads * head_dim;
+    state.config.cost.elementwise(2.0 * num_read as f64 * state.config.cost.kv_bytes)
+}
 
 impl Backend for SimBackend {
     type Buffer = SimBuffer;
@@ -378,6 +322,30 @@ impl Backend for SimBackend {
         Ok(())
     }
 
+    fn turn_blocks(&self, args: TurnBlocks<'_, Self>, stream: &SimStream) -> Done<()> {
+        let num_blocks = args.turns.len() * args.kv.len();
+        self.operate(*stream, |state| copied(state, num_blocks, args.attention))?;
+        let mut state = self.state();
+        if state.config.checks {
+            state.turn(args.kv[0].keys.id, args.turns);
+        }
+        Ok(())
+    }
+
+    fn cut_prompts(&self, args: CutPrompts<'_, Self>, stream: &SimStream) -> Done<()> {
+        let num_blocks = args.cuts.iter().map(|cut| cut.blocks.len()).sum();
+        self.operate(*stream, |state| copied(state, num_blocks, args.attention))?;
+        let mut state = self.state();
+        if state.config.checks {
+            state.cut(args.kv.keys.id, args.attention.block_size, args.cuts);
+        }
+        Ok(())
+    }
+
+    fn cuts_prompts(&self) -> bool {
+        true
+    }
+
     fn unpack(
         &self,
         packed: &SimBuffer,
@@ -513,7 +481,7 @@ impl Backend for SimBackend {
         self.operate(*stream, cost)?;
         let mut state = self.state();
         if state.config.checks {
-            state.read_kv(args.kv.keys.id, args.attention.block_size);
+            state.read_kv(args.kv.keys.id, args.attention.block_size, args.window);
         }
         Ok(())
     }

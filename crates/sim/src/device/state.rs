@@ -46,6 +46,10 @@ pub struct Usage {
     pub busy: Duration,
     /// Operations of all streams.
     pub num_operations: u64,
+    /// Blocks that were copied with keys turned to other positions, if that is checked.
+    pub num_turns: u64,
+    /// Layers of prompts that were cut, if that is checked.
+    pub num_cuts: u64,
 }
 
 /// A stream: when it is done with all that was enqueued.
@@ -86,7 +90,7 @@ pub(super) struct State {
     /// By block: the row of the present step that writes to it.
     pub(super) writers: Vec<(u32, usize)>,
     random: Random,
-    usage: Usage,
+    pub(super) usage: Usage,
     slow_step: f64,
     /// The present step is launched as a graph.
     pub(super) is_graph: bool,

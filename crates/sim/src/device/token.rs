@@ -14,6 +14,23 @@ pub(crate) fn kv_value(token: u32, position: u32) -> u64 {
     mix(u64::from(token) | u64::from(position) << 32)
 }
 
+/// What becomes of a place whose key is turned by some positions.
+pub(crate) fn turned(value: u64, by: u32) -> u64 {
+    mix(value ^ u64::from(by) << 32)
+}
+
+/// Which of a prompt's places stay when it is cut, in order: the last ones, which decide, and of
+/// the others those that hold the greatest numbers.
+pub(crate) fn chosen(values: &[u64], num_kept: usize, num_observed: usize) -> Vec<usize> {
+    let num_others = values.len() - num_observed;
+    let mut others: Vec<usize> = (0..num_others).collect();
+    others.sort_by_key(|&place| std::cmp::Reverse(values[place]));
+    others.truncate(num_kept - num_observed);
+    others.sort_unstable();
+    others.extend(num_others..values.len());
+    others
+}
+
 /// What counting a token adds to its sequence's state.
 pub(crate) fn count_value(token: u32, is_prompt: bool) -> u64 {
     mix(u64::from(token) << 1 | u64::from(is_prompt) | 1 << 40)

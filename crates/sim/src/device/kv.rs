@@ -1,0 +1,106 @@
+//! Keys and values of a simulated device: what is written, read, turned, cut and copied.
+
+use inflight_backend::{BlockTurn, PromptCut};
+
+use super::state::{COMPUTE, State};
+use super::token::{chosen, kv_value, turned};
+
+/// A memory and a block of it.
+pub(super) type Place = (usize, u32);
+
+impl State {
+    /// Writes keys and values of the step's tokens.
+    pub(super) fn write_kv(&mut self, memory: usize, block_size: usize) {
+        self.writers.clear();
+        for row in 0..self.step.num_rows() {
+            for index in self.step.row(row) {
+                let slot = self.step.slot_mapping[index] as usize;
+                let block = (slot / block_size) as u32;
+                if self.writers.last() != Some(&(block, row)) {
+                    self.writers.push((block, row));
+                    self.writes_block(COMPUTE, memory, block);
+                }
+                let value = kv_value(self.step.token_ids[index], self.step.positions[index]);
+                let to = self.memories[memory].block_mut(block as usize);
+                *to.place_mut(slot % block_size) = value;
+            }
+        }
+        self.check_writers();
+    }
+
+    /// A block that a row writes to is in no other row's table.
+    fn check_writers(&mut self) {
+        let mut writers = std::mem::take(&mut self.writers);
+        writers.sort_unstable();
+        for row in 0..self.step.num_rows() {
+            for block in self.step.blocks_of(row) {
+                let at = writers.partition_point(|(written, _)| written < block);
+                let by_other = writers[at..].iter().take_while(|(written, _)| written == block);
+                if let Some((_, other)) = by_other.into_iter().find(|(_, writer)| *writer != row) {
+                    let message = format!("row {other} writes to block {block} of row {row}");
+                    self.violations.push(message);
+                }
+            }
+        }
+        self.writers = writers;
+    }
+
+    /// Reads of every row's context what its last token sees.
+    pub(super) fn read_kv(&mut self, memory: usize, block_size: usize, window: Option<usize>) {
+        self.contexts.clear();
+        for row in 0..self.step.num_rows() {
+            let context_len = self.step.context_lens[row] as usize;
+            let mut sum = 0_u64;
+            for (i, block) in self.step.blocks_of(row).to_vec().into_iter().enumerate() {
+                self.reads_block(COMPUTE, memory, block);
+                let start = window.map_or(0, |window| context_len.saturating_sub(window));
+                let in_block = |place: usize| place.saturating_sub(i * block_size).min(block_size);
+                let seen = in_block(start)..in_block(context_len);
+                let from = self.memories[memory].block_mut(block as usize);
+                sum = seen.fold(sum, |sum, place| sum.wrapping_add(from.place(place)));
+            }
+            self.contexts.push(sum);
+        }
+    }
+
+    /// Copies blocks with keys turned to other positions.
+    pub(super) fn turn(&mut self, memory: usize, turns: &[BlockTurn]) {
+        self.usage.num_turns += turns.len() as u64;
+        for turn in turns {
+            self.copy_block(COMPUTE, (memory, turn.from), (memory, turn.to));
+            let block = self.memories[memory].block_mut(turn.to as usize);
+            block.values.iter_mut().for_each(|value| *value = turned(*value, turn.by));
+        }
+    }
+
+    /// Copies what stays of prompts.
+    pub(super) fn cut(&mut self, memory: usize, block_size: usize, cuts: &[PromptCut]) {
+        self.usage.num_cuts += cuts.len() as u64;
+        cuts.iter().for_each(|cut| self.cut_prompt(memory, block_size, cut));
+    }
+
+    fn cut_prompt(&mut self, memory: usize, block_size: usize, cut: &PromptCut) {
+        let context_len = self.step.context_lens[cut.row] as usize;
+        let mut values = Vec::new();
+        for block in self.step.blocks_of(cut.row).to_vec() {
+            self.reads_block(COMPUTE, memory, block);
+            let from = self.memories[memory].block_mut(block as usize);
+            values.extend((0..block_size).map(|place| from.place(place)));
+        }
+        values.truncate(context_len);
+        let kept = chosen(&values, cut.blocks.len() * block_size, cut.num_observed);
+        for (&block, places) in cut.blocks.iter().zip(kept.chunks(block_size)) {
+            self.writes_block(COMPUTE, memory, block);
+            let to = self.memories[memory].block_mut(block as usize);
+            to.values = places.iter().map(|&place| values[place]).collect();
+        }
+    }
+
+    /// Copies a block of keys and values.
+    pub(super) fn copy_block(&mut self, thread: usize, (from, source): Place, (to, target): Place) {
+        self.reads_block(thread, from, source);
+        self.writes_block(thread, to, target);
+        let values = self.memories[from].block_mut(source as usize).values.clone();
+        self.memories[to].block_mut(target as usize).values = values;
+    }
+}
