@@ -1,6 +1,6 @@
 //! What must hold in a run besides the scheduler's own books and the order of uses of memory.
 
-use inflight_engine::{EngineHandle, FinishReason};
+use inflight_engine::{EngineConfig, EngineHandle, FinishReason};
 use inflight_scheduler::{Batching, Mixing, Order, Policy, Scheduler, SequenceId, SequenceView};
 
 use super::requests::Leaving;
@@ -12,6 +12,8 @@ pub(super) struct Verdict {
     /// Most steps that the run may take.
     tokens: u64,
     max_model_len: u64,
+    /// Steps that move all blocks of the longest sequence away and back.
+    moving: u64,
     may_lapse: bool,
     changes_policy: bool,
     /// The oldest sequence, how far it is, and since which step.
@@ -20,15 +22,20 @@ pub(super) struct Verdict {
     preemptions: (u64, u64),
 }
 
-/// Steps in which the oldest sequence may stand still while blocks are on their way. One that waits
-/// for a prefix may be overtaken, and then waits for whoever did so.
+/// Steps in which the oldest sequence may stand still besides those that move all its blocks away
+/// and back. One that waits for a prefix may be overtaken, and then waits for whoever did so.
 const MOST_STEPS_STILL: u64 = 48;
+
+/// Steps after which those that give way to each other will never end.
+const MOST_STEPS: u64 = 100_000;
 
 impl Verdict {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let len = |spec: &inflight_engine::RequestSpec| {
             spec.prompt.len() + spec.max_tokens.unwrap_or(scenario.engine.max_model_len)
         };
+        let EngineConfig { max_model_len, block_size, ref memory, .. } = scenario.engine;
+        let moving = 2 * max_model_len.div_ceil(block_size).div_ceil(memory.max_moved_blocks);
         let tokens: usize = scenario.requests.iter().map(|request| len(&request.spec)).sum();
         let mut policies = scenario.tunings.iter().map(|(_, tuning)| &tuning.policy);
         let queue_limit = scenario.policy.max_queue_time.is_some()
@@ -37,6 +44,7 @@ impl Verdict {
         Self {
             tokens: tokens as u64,
             max_model_len: scenario.engine.max_model_len as u64,
+            moving: moving as u64,
             may_lapse: queue_limit || timeout,
             changes_policy: !scenario.tunings.is_empty(),
             oldest: None,
@@ -57,7 +65,7 @@ impl Verdict {
     ) -> Result<(), String> {
         self.preemptions = (scheduler.num_preemptions(), scheduler.num_swaps());
         let again = self.preemptions.0 * self.max_model_len;
-        if num_steps > 200 + 8 * self.tokens + 2 * again {
+        if num_steps > (200 + 8 * self.tokens + 2 * again).min(MOST_STEPS) {
             return Err(format!("{num_steps} steps for {} tokens: no end in sight", self.tokens));
         }
         let first = scheduler.view().into_iter().next();
@@ -72,7 +80,7 @@ impl Verdict {
         match self.oldest {
             Some((same, .., since)) if self.oldest == Some((same, len, num_computed, since)) => {
                 let overtaken = if first.is_running { 0 } else { self.max_model_len };
-                if num_steps - since > MOST_STEPS_STILL + overtaken {
+                if num_steps - since > MOST_STEPS_STILL + self.moving + overtaken {
                     return Err(format!("sequence {id} is the oldest and starves"));
                 }
             }
