@@ -148,6 +148,16 @@ impl Retention {
         }
     }
 
+    /// Whether blocks are let go of one by one until there are `num_tokens` tokens.
+    #[must_use]
+    pub fn lets_go(&self, num_tokens: usize) -> bool {
+        match self {
+            Self::All | Self::Attended(_) => false,
+            Self::Window { window } => num_tokens > *window,
+            Self::Sinks(sinks) => num_tokens > sinks.capacity(),
+        }
+    }
+
     /// Tokens from the start whose keys and values are what they would be if all were kept.
     #[must_use]
     pub fn num_exact(&self) -> usize {

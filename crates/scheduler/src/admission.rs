@@ -203,11 +203,15 @@ impl Scheduler {
         let num_taken =
             beginning.blocks.iter().filter(|&&block| self.cache.is_available(block)).count();
         let needed = num_blocks - num_full + num_taken;
+        // Letting go of what others hold, too, frees nothing for what comes behind it.
+        let lets_go = sequence.retention.lets_go(sequence.final_len - 1);
+        let num_held = num_full.saturating_sub(num_taken);
+        let num_own = if lets_go { num_blocks - num_held } else { num_blocks };
         let available = self.cache.num_available();
-        needed <= available && needed + self.margin(sequence, num_blocks) <= available
+        needed <= available && needed + self.margin(sequence, num_own) <= available
     }
 
-    /// Blocks to leave free when a sequence joins with `num_blocks`.
+    /// Blocks to leave free when a sequence joins with `num_blocks` that it can reuse.
     fn margin(&self, sequence: &Sequence, num_blocks: usize) -> usize {
         let swaps = self.swap.num_total() > 0;
         let unit = if swaps { LOOKAHEAD.div_ceil(self.config.block_size) } else { 1 };

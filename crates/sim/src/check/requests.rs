@@ -92,7 +92,7 @@ impl Pattern {
             room,
             window,
             usual: engine.kv_keep,
-            keep_percent: random.pick(&[0, 0, 40]),
+            keep_percent: random.pick(&[0, 40]),
             most_prompt,
             most_output: random.range(1, 100),
             pause_percent: random.pick(&[0, 30, 100]),
@@ -144,7 +144,7 @@ impl Pattern {
     fn keep(&self, random: &mut Random) -> KvKeep {
         match random.range(0, 3) {
             0 => KvKeep::All,
-            1 => KvKeep::Attended(random.range(32, 60)),
+            1 => KvKeep::Attended(random.range(36, 48)),
             _ => latest(random, self.room, self.window),
         }
     }

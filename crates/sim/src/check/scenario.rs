@@ -64,7 +64,7 @@ fn engine(random: &mut Random, window: Option<usize>) -> EngineConfig {
         _ => 8 * one,
     };
     let swaps = random.chance(50);
-    let spare_budget = if random.chance(25) { 64 } else { 0 } + random.range(0, 40);
+    let spare_budget = if random.chance(50) { 64 } else { 0 } + random.range(0, 40);
     let room = num_blocks * block_size;
     EngineConfig {
         overlap: random.chance(75),
