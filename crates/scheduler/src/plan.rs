@@ -94,8 +94,8 @@ impl Scheduler {
     }
 
     /// A row for every running sequence that needs one more token: all decodes, and prefills at
-    /// their last token. The budget has room for them, since it is not below `max_num_seqs`, but for
-    /// those that are younger than a prompt's end that needs more than they would leave.
+    /// their last token. The budget has room for them, since it is not below `max_num_seqs`, but
+    /// for those that are younger than a prompt's end that needs more than they would leave.
     fn plan_single_tokens(&mut self, draft: &mut Draft) {
         let only_prompts = self.forms_static_batch();
         let (end, left_for_end) = self.undivided_end();
