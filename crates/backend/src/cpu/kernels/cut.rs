@@ -224,9 +224,9 @@ mod tests {
         let len = 12 * layout.block_bytes() / size_of::<K>();
         let (mut keys, mut values) = (vec![K::default(); len], vec![K::default(); len]);
         for position in 0..24 {
-            for kv_head in 0..2 {
+            for (kv_head, hot) in hot.iter().enumerate() {
                 let mut key = [0.0; 16];
-                let is_hot = hot[kv_head].contains(&position);
+                let is_hot = hot.contains(&position);
                 key[if is_hot { 15 } else { position % 12 }] = 4.0;
                 let blocks = [6, 5, 4, 3, 2, 1];
                 let place = Place::of::<K>(&layout, &blocks, kv_head, position);
