@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use inflight_server::{ServerConfig, ServerState, Tls, ToolFormat};
+use inflight_server::{FileStore, ServerConfig, ServerState, Tls, ToolFormat};
 use tokio::net::TcpSocket;
 
 use crate::access;
@@ -26,6 +26,12 @@ pub(crate) fn serve(args: ServeArgs) -> Result<()> {
     let mut config = ServerConfig::new(&args.model);
     access::apply(&args.access, &mut config)?;
     let tls = access::tls(&args.access)?;
+    config.files = match &args.files_dir {
+        Some(folder) => {
+            Some(FileStore::open(folder, args.files_size << 30).context("--files-dir")?)
+        }
+        None => None,
+    };
     let model = ModelArgument::parse(&args.model)?.fetch(is_watched(args.engine.no_progress))?;
     let workload = Workload::serving(args.max_queue, args.steps.overlap == Switch::On);
     let running = start(&model, &args.engine, &args.steps, &args.policy, workload)?;

@@ -18,6 +18,10 @@ pub(crate) enum ApiError {
     BadBody(String),
     #[error("the body is over the limit of {max_bytes} bytes")]
     BodyTooLarge { max_bytes: usize },
+    #[error("the body is not a form: {0}")]
+    Form(String),
+    #[error("the query cannot be read: {0}")]
+    Query(String),
     #[error("the content-type must be application/json, not {0}")]
     ContentType(String),
     #[error("`{param}` is not a field of this endpoint")]
@@ -32,6 +36,15 @@ pub(crate) enum ApiError {
     ContextLength { param: String, reason: String },
     #[error("the model `{model}` does not exist; this server serves `{known}`")]
     UnknownModel { model: String, known: String },
+    #[error("there is no {kind} `{id}`")]
+    NoSuchObject { kind: &'static str, id: String },
+    #[error("this server keeps no files and batches; it was started without --files-dir")]
+    NoFiles,
+    #[error(
+        "there is no room for more files: this server keeps {max_files} of them and {max_bytes} \
+         bytes at most; delete some"
+    )]
+    FilesFull { max_bytes: u64, max_files: usize },
     #[error("there is nothing at {method} {path}")]
     UnknownRoute { method: Method, path: String },
     #[error("{path} does not take {method}")]
@@ -118,14 +131,19 @@ impl ApiError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::BadBody(_)
+            | Self::Form(_)
+            | Self::Query(_)
             | Self::UnknownField { .. }
             | Self::Invalid { .. }
             | Self::Missing { .. }
             | Self::Unsupported { .. }
             | Self::ContextLength { .. } => StatusCode::BAD_REQUEST,
-            Self::UnknownModel { .. } | Self::UnknownRoute { .. } => StatusCode::NOT_FOUND,
+            Self::UnknownModel { .. }
+            | Self::NoSuchObject { .. }
+            | Self::NoFiles
+            | Self::UnknownRoute { .. } => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyTooLarge { .. } | Self::FilesFull { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::ContentType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::KeyMissing | Self::KeyUnknown => StatusCode::UNAUTHORIZED,
             Self::AdminsOnly { .. } => StatusCode::FORBIDDEN,
@@ -158,6 +176,11 @@ impl ApiError {
     fn code(&self) -> Option<&'static str> {
         match self {
             Self::BadBody(_) => Some("invalid_json"),
+            Self::Form(_) => Some("invalid_form"),
+            Self::Query(_) => Some("invalid_query"),
+            Self::NoSuchObject { .. } => Some("not_found"),
+            Self::NoFiles => Some("no_files"),
+            Self::FilesFull { .. } => Some("files_full"),
             Self::BodyTooLarge { .. } => Some("body_too_large"),
             Self::ContentType(_) => Some("unsupported_content_type"),
             Self::UnknownField { .. } => Some("unknown_parameter"),

@@ -13,7 +13,7 @@
 //! `openai` and `anthropic` (their endpoints), `openapi` (what they take and answer), `tokenize`,
 //! `health`, `observe` (metrics, timelines), `web` (the page at `/`), [`serve`](serve()) (routes,
 //! shutting down), `connections` and `tls` (listening), `batch` (files of requests instead of
-//! connections).
+//! connections), `files` and `batches` (the same, left here by clients).
 //!
 //! Invariant: the only room that knows HTTP and JSON.
 //! Invariant: a field of a request is obeyed, or does not matter, or is refused by name.
@@ -23,10 +23,12 @@
 mod access;
 mod anthropic;
 mod batch;
+mod batches;
 mod chat;
 mod connections;
 mod engine;
 mod error;
+mod files;
 mod generation;
 mod health;
 mod observe;
@@ -50,6 +52,7 @@ mod web;
 pub use access::{ApiKey, ApiKeys, CorsOrigins, KeyError, KeyLimits};
 pub use batch::{BatchError, BatchProgress, BatchRun};
 pub use engine::{EngineAlive, EngineClient, Generate};
+pub use files::{FileStore, FilesError};
 pub use inflight_engine::Pooling;
 pub use observe::{KvCapacity, check_collector};
 pub use output::ToolFormat;

@@ -12,8 +12,10 @@ use tokio::net::TcpListener;
 
 use crate::access::{ErrorForm, pass};
 use crate::anthropic::{count_tokens, messages};
+use crate::batches;
 use crate::connections::Connections;
 use crate::error::ApiError;
+use crate::files::{endpoints as files, upload};
 use crate::health::{health, live, ready, version};
 use crate::observe::{debug, follow, requests, scrape};
 use crate::openai::{chat, completions, embeddings, models, responses};
@@ -38,6 +40,7 @@ pub fn router(state: ServerState) -> Router {
         .route("/v1/messages/count_tokens", post(count_tokens::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
+        .merge(kept_routes())
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/health", get(health))
@@ -65,6 +68,19 @@ pub fn router(state: ServerState) -> Router {
         .with_state(state)
 }
 
+/// Of what clients leave here.
+fn kept_routes() -> Router<ServerState> {
+    let upload = post(upload::create)
+        .layer(DefaultBodyLimit::max(upload::MAX_FILE_BYTES + upload::FORM_BYTES));
+    Router::new()
+        .route("/v1/files", upload.get(files::list))
+        .route("/v1/files/{id}", get(files::get).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", post(batches::endpoints::create).get(batches::endpoints::list))
+        .route("/v1/batches/{id}", get(batches::endpoints::get))
+        .route("/v1/batches/{id}/cancel", post(batches::endpoints::cancel))
+}
+
 async fn unknown_route(method: Method, uri: Uri) -> Response {
     let path = uri.path().to_owned();
     ErrorForm::of(&path).response(ApiError::UnknownRoute { method, path })
@@ -89,6 +105,7 @@ pub async fn serve(
     state: ServerState,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {
+    batches::resume(&state);
     let connections = Connections::new(state.clone(), router(state.clone()), tls);
     let drain = async {
         shutdown.await;

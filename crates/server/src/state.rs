@@ -18,6 +18,7 @@ use crate::access::{Account, ApiKeys, Caller, CorsOrigins};
 use crate::chat::ChatStyle;
 use crate::engine::Generate;
 use crate::error::ApiError;
+use crate::files::FileStore;
 use crate::observe::{KvCapacity, Metrics};
 use crate::output::ToolFormat;
 use crate::pace::Pace;
@@ -48,6 +49,8 @@ pub struct ServerConfig {
     pub vllm_metrics: bool,
     /// What of a prompt's states its embedding is. Default: the one after the last token.
     pub pooling: Pooling,
+    /// Where files and batches are kept. Default: nowhere, there are none.
+    pub files: Option<FileStore>,
     /// How long running requests may go on after the server was told to shut down. Default: 30 s.
     pub shutdown_timeout: Duration,
     /// How long work may wait without a step until `/health/ready` fails. Default: 60 s.
@@ -77,6 +80,7 @@ impl ServerConfig {
             splits_reasoning: true,
             vllm_metrics: true,
             pooling: Pooling::LastToken,
+            files: None,
             shutdown_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(60),
             orders_by_priority: false,
@@ -155,6 +159,19 @@ impl ServerState {
 
     pub(crate) fn config(&self) -> &ServerConfig {
         &self.shared.config
+    }
+
+    /// Where files and batches are.
+    ///
+    /// # Errors
+    /// There are none.
+    pub(crate) fn files(&self) -> Result<&FileStore, ApiError> {
+        self.config().files.as_ref().ok_or(ApiError::NoFiles)
+    }
+
+    /// Whether requests are served, and will be.
+    pub(crate) fn is_serving(&self) -> bool {
+        self.phase() == Phase::Serving && self.engine().is_alive()
     }
 
     /// What the model's chat template knows.

@@ -9,7 +9,8 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use common::{FakeEngine, TestServer, says};
+use common::{FakeEngine, TestServer, says, script};
+use inflight_engine::{FinishReason, Lapse};
 use inflight_server::{BatchError, BatchRun};
 use serde_json::{Value, json};
 
@@ -148,6 +149,22 @@ async fn files_of_something_else_are_left_alone() {
     let run = BatchRun::open(&server.state, &input, &output, 3).unwrap();
     let ended = run.run(|_| {}).await;
     assert!(matches!(ended, Err(BatchError::Foreign { line: 1, .. })), "{ended:?}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// A server may limit the time in its queue; a batch has time.
+#[tokio::test]
+async fn who_waited_too_long_waits_again() {
+    let folder = folder("queue");
+    let (input, output) = (folder.join("in.jsonl"), folder.join("out.jsonl"));
+    fs::write(&input, completion("a", "Hello")).unwrap();
+    let lapsed = || script(&[], FinishReason::Lapsed(Lapse::QueueTime));
+    let engine = FakeEngine::new(move |_, number| if number < 2 { lapsed() } else { says("!") });
+    let server = TestServer::new(engine);
+    let run = BatchRun::open(&server.state, &input, &output, 3).unwrap();
+    let progress = run.run(|_| {}).await.unwrap();
+    assert_eq!((progress.num_answered, progress.num_failed), (1, 0));
+    assert_eq!(server.engine.requests().len(), 3);
     fs::remove_dir_all(folder).unwrap();
 }
 

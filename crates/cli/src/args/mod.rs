@@ -22,6 +22,7 @@ mod trace;
 mod tune;
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -215,6 +216,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, alias = "otlp-traces-endpoint", value_parser = collector,
         value_name = "http://HOST:PORT")]
     pub(crate) otlp_endpoint: Option<String>,
+
+    /// Folder of files and batches (/v1/files, /v1/batches), which are there again after a restart
+    /// [default: none, and no batches]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) files_dir: Option<PathBuf>,
+
+    /// Most that uploaded files and answers may take there
+    #[arg(long, default_value_t = 8, value_name = "GIB", requires = "files_dir",
+        value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub(crate) files_size: u64,
 
     /// Whether /metrics has its figures under vLLM's names too
     #[arg(long, value_enum, default_value_t = Switch::On)]

@@ -13,6 +13,7 @@ use axum::response::Response;
 use futures_util::{FutureExt, StreamExt, stream};
 use tokio::time::Instant;
 
+use super::bearer::Bearer;
 use super::caller::{Account, Caller};
 use super::form::ErrorForm;
 use super::meter::{Exceeded, Left};
@@ -35,7 +36,7 @@ fn is_for_admins(path: &str) -> bool {
 /// Lets a request in that may be served, gives it a deadline for its body, and answers a panic.
 pub(crate) async fn pass(
     State(state): State<ServerState>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let cors = &state.config().cors_origins;
@@ -44,6 +45,9 @@ pub(crate) async fn pass(
     }
     let (form, asked) = (ErrorForm::of(request.uri().path()), request.headers().clone());
     let account = authenticate(&state, &request);
+    if let Ok(account) = &account {
+        request.extensions_mut().insert(Bearer(account.clone()));
+    }
     let mut response = match account.clone().and_then(|account| admit(&state, account, &request)) {
         Ok(caller) => serve(&state, request, caller, next, form).await,
         Err(error) => form.response(error),
@@ -57,6 +61,10 @@ pub(crate) async fn pass(
 
 /// Whose key a request bears; `None`: it needs none.
 fn authenticate(state: &ServerState, request: &Request) -> Result<Option<Arc<Account>>, ApiError> {
+    // Nothing from outside brings one.
+    if let Some(Bearer(account)) = request.extensions().get() {
+        return Ok(account.clone());
+    }
     let path = request.uri().path();
     if state.accounts().is_empty() || is_open(path) {
         return Ok(None);

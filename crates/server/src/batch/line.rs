@@ -10,11 +10,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tower::ServiceExt;
 
+use crate::access::Bearer;
 use crate::error::{ApiError, ErrorBody};
 use crate::random::random_id;
+use crate::state::ServerState;
 
 /// What a line may ask for.
-const URLS: [&str; 4] =
+pub(crate) const URLS: [&str; 4] =
     ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"];
 
 /// A line of the input.
@@ -23,7 +25,7 @@ const URLS: [&str; 4] =
 pub(super) struct InputLine {
     pub(super) custom_id: String,
     method: String,
-    url: String,
+    pub(super) url: String,
     body: Box<RawValue>,
 }
 
@@ -67,6 +69,14 @@ impl WrittenLine {
 
 const ID_PREFIX: &str = "batch_req_";
 
+/// Who asks, and whom.
+#[derive(Clone)]
+pub(super) struct Asker {
+    pub(super) state: ServerState,
+    pub(super) router: Router,
+    pub(super) bearer: Bearer,
+}
+
 /// What came of a line.
 pub(super) enum Answer {
     Written(OutputLine),
@@ -89,6 +99,11 @@ impl OutputLine {
 
     pub(super) fn custom_id(&self) -> Option<&str> {
         self.custom_id.as_deref()
+    }
+
+    /// Code and message of what is wrong with a line that is no request.
+    pub(super) fn refusal(&self) -> Option<(&'static str, &str)> {
+        self.error.as_ref().map(|error| (error.code, error.message.as_str()))
     }
 
     pub(super) fn is_ok(&self) -> bool {
@@ -119,21 +134,25 @@ impl InputLine {
     }
 
     /// Sends the request to the API and waits for its answer.
-    pub(super) async fn answer(&self, number: u64, router: &Router) -> Answer {
+    pub(super) async fn answer(&self, number: u64, asker: &Asker) -> Answer {
         if let Err(error) = self.check() {
             return Answer::Written(self.answered(number, error.status(), raw(&error.body())));
         }
         let request = Request::post(&self.url)
             .header(header::CONTENT_TYPE, "application/json")
+            .extension(asker.bearer.clone())
             .body(Body::from(self.body.get().to_owned()))
             .expect("the URL is one of ours");
-        let response = match router.clone().oneshot(request).await {
+        let response = match asker.router.clone().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         };
         let status = response.status();
         match status {
             StatusCode::TOO_MANY_REQUESTS => return Answer::QueueFull,
+            StatusCode::SERVICE_UNAVAILABLE if asker.state.is_serving() => {
+                return Answer::QueueFull;
+            }
             StatusCode::SERVICE_UNAVAILABLE => return Answer::EngineEnded,
             _ => {}
         }
@@ -148,7 +167,9 @@ impl InputLine {
         })
     }
 
-    fn check(&self) -> Result<(), ApiError> {
+    /// # Errors
+    /// What is wrong with it that its endpoint cannot tell.
+    pub(super) fn check(&self) -> Result<(), ApiError> {
         #[derive(Deserialize)]
         struct Streamed {
             stream: Option<bool>,

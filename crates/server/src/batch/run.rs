@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::error::BatchError;
 use super::files::{Input, Numbered, Output};
-use super::line::{Answer, OutputLine};
+use super::line::{Answer, Asker, OutputLine};
+use crate::access::Bearer;
 use crate::serve::router;
 use crate::state::ServerState;
 
@@ -21,7 +21,7 @@ const LINE_OVERHEAD: usize = 4096;
 
 /// A batch that is being run.
 pub struct BatchRun {
-    router: Router,
+    asker: Asker,
     input: Input,
     output: Output,
     max_at_once: usize,
@@ -57,11 +57,21 @@ impl BatchRun {
             .map_err(|error| BatchError::File { path: input.display().to_string(), error })?;
         let (output, answered) = Output::open(output)?;
         let num_found = answered.len() as u64;
-        let max_line_bytes = state.config().max_body_bytes + LINE_OVERHEAD;
-        let (input, num_lines) = Input::open(input, max_line_bytes, answered)?;
+        let (input, num_lines) = Input::open(input, max_line_bytes(state), answered)?;
         let num_answered = num_found;
         let progress = BatchProgress { num_lines, num_found, num_answered, num_failed: 0 };
-        Ok(Self { router: router(state.clone()), input, output, max_at_once, progress })
+        let asker = Asker {
+            state: state.clone(),
+            router: router(state.clone()),
+            bearer: Bearer::default(),
+        };
+        Ok(Self { asker, input, output, max_at_once, progress })
+    }
+
+    /// Has all lines asked by somebody.
+    pub(crate) fn on_behalf_of(mut self, bearer: Bearer) -> Self {
+        self.asker.bearer = bearer;
+        self
     }
 
     /// How far it is.
@@ -82,7 +92,7 @@ impl BatchRun {
         loop {
             while !is_at_end && running.len() < self.max_at_once {
                 match self.input.next()? {
-                    Some(line) => running.push(answer(line, self.router.clone())),
+                    Some(line) => running.push(answer(line, self.asker.clone())),
                     None => is_at_end = true,
                 }
             }
@@ -102,14 +112,19 @@ impl BatchRun {
     }
 }
 
-async fn answer(line: Numbered, router: Router) -> Result<OutputLine, BatchError> {
+/// Longest line that is read.
+pub(super) fn max_line_bytes(state: &ServerState) -> usize {
+    state.config().max_body_bytes + LINE_OVERHEAD
+}
+
+async fn answer(line: Numbered, asker: Asker) -> Result<OutputLine, BatchError> {
     let Numbered { number, line } = line;
     let line = match line {
         Ok(line) => line,
         Err(refused) => return Ok(*refused),
     };
     loop {
-        match line.answer(number, &router).await {
+        match line.answer(number, &asker).await {
             Answer::Written(line) => return Ok(line),
             Answer::QueueFull => tokio::time::sleep(RETRY_AFTER).await,
             Answer::EngineEnded => return Err(BatchError::EngineEnded),

@@ -7,6 +7,10 @@ use super::fields::Fields;
 use super::operation::Operation;
 use super::ranges::limit_fields;
 use crate::anthropic::{self, MessageObject, count_tokens};
+use crate::batches::{self, Batch};
+use crate::files::FileObject;
+use crate::files::object::Deleted;
+use crate::files::page::Page;
 use crate::openai::{chat, completions, embeddings, models, responses};
 use crate::state::ServerState;
 use crate::{health, tokenize};
@@ -39,6 +43,10 @@ impl Generators<'_> {
 pub(super) fn all(make: &mut Generators<'_>) -> Vec<Operation> {
     let mut operations = openais(make);
     operations.extend(anthropics(make));
+    if make.state.config().files.is_some() {
+        operations.extend(files(make));
+        operations.extend(batches(make));
+    }
     operations.extend(texts(make));
     operations.extend(servers(make));
     operations
@@ -124,6 +132,81 @@ fn anthropics(make: &mut Generators<'_>) -> Vec<Operation> {
         )
         .tag(ANTHROPIC)
         .answers(JSON, make.answer::<count_tokens::TokenCount>()),
+    ]
+}
+
+/// A parameter of a path or a query.
+fn parameter(name: &str, place: &str, schema: &Value) -> Value {
+    json!({"name": name, "in": place, "required": place == "path", "schema": schema})
+}
+
+/// Which part of a list.
+fn paged(operation: Operation) -> Operation {
+    let order = json!({"type": "string", "enum": ["asc", "desc"]});
+    let limit = json!({"type": "integer", "minimum": 1, "maximum": 10_000});
+    operation
+        .fails(400)
+        .parameter(parameter("after", "query", &json!({"type": "string"})))
+        .parameter(parameter("limit", "query", &limit))
+        .parameter(parameter("order", "query", &order))
+}
+
+/// Of one object, which may not be there.
+fn of_one(operation: Operation) -> Operation {
+    operation.tag(OPENAI).fails(404).parameter(parameter("id", "path", &json!({"type": "string"})))
+}
+
+fn files(make: &mut Generators<'_>) -> Vec<Operation> {
+    let file = make.answer::<FileObject>();
+    let form = json!({
+        "type": "object",
+        "required": ["purpose", "file"],
+        "additionalProperties": false,
+        "properties": {
+            "purpose": {"type": "string", "enum": ["batch"]},
+            "file": {"type": "string", "format": "binary", "minLength": 1},
+        },
+    });
+    let purpose = json!({"type": "string", "enum": ["batch", "batch_output"]});
+    vec![
+        Operation::upload("/v1/files", "createFile", "Leave a file of requests", form)
+            .tag(OPENAI)
+            .answers(JSON, file.clone()),
+        paged(Operation::get("/v1/files", "listFiles", "List files"))
+            .tag(OPENAI)
+            .parameter(parameter("purpose", "query", &purpose))
+            .answers(JSON, make.answer::<Page<FileObject>>()),
+        of_one(Operation::get("/v1/files/{id}", "retrieveFile", "Tell of one file"))
+            .answers(JSON, file),
+        of_one(Operation::act("delete", "/v1/files/{id}", "deleteFile", "Forget a file"))
+            .fails(400)
+            .answers(JSON, make.answer::<Deleted>()),
+        of_one(Operation::get("/v1/files/{id}/content", "downloadFile", "Fetch a file"))
+            .answers("application/octet-stream", json!({"type": "string", "format": "binary"})),
+    ]
+}
+
+fn batches(make: &mut Generators<'_>) -> Vec<Operation> {
+    let batch = make.answer::<Batch>();
+    let create = make.body(batches::endpoints::describe);
+    vec![
+        Operation::post("/v1/batches", "createBatch", "Have a file of requests answered", create)
+            .tag(OPENAI)
+            .fails(429)
+            .answers(JSON, batch.clone()),
+        paged(Operation::get("/v1/batches", "listBatches", "List batches"))
+            .tag(OPENAI)
+            .answers(JSON, make.answer::<Page<Batch>>()),
+        of_one(Operation::get("/v1/batches/{id}", "retrieveBatch", "Tell of one batch"))
+            .answers(JSON, batch.clone()),
+        of_one(Operation::act(
+            "post",
+            "/v1/batches/{id}/cancel",
+            "cancelBatch",
+            "Answer no more of a batch",
+        ))
+        .fails(400)
+        .answers(JSON, batch),
     ]
 }
 

@@ -21,6 +21,7 @@ pub(super) struct Operation {
     description: Option<&'static str>,
     parameters: Vec<Value>,
     body: Option<Value>,
+    body_type: &'static str,
     content: Map<String, Value>,
     errors: Vec<u16>,
 }
@@ -37,6 +38,7 @@ impl Operation {
             description: None,
             parameters: Vec::new(),
             body: None,
+            body_type: "application/json",
             content: Map::new(),
             errors: ALWAYS.to_vec(),
         }
@@ -53,6 +55,26 @@ impl Operation {
             Self { method: "post", body: Some(schema), ..Self::get(path, id, summary) };
         operation.errors.extend(WITH_BODY);
         operation
+    }
+
+    /// Takes a form, of whose fields `schema` tells.
+    pub(super) fn upload(
+        path: &'static str,
+        id: &'static str,
+        summary: &'static str,
+        schema: Value,
+    ) -> Self {
+        Self { body_type: "multipart/form-data", ..Self::post(path, id, summary, schema) }
+    }
+
+    /// Does something, without a body.
+    pub(super) fn act(
+        method: &'static str,
+        path: &'static str,
+        id: &'static str,
+        summary: &'static str,
+    ) -> Self {
+        Self { method, ..Self::get(path, id, summary) }
     }
 
     pub(super) fn tag(self, tag: &'static str) -> Self {
@@ -135,7 +157,7 @@ impl Operation {
         }
         if let Some(body) = &self.body {
             operation["requestBody"] =
-                json!({"required": true, "content": {"application/json": {"schema": body}}});
+                json!({"required": true, "content": {self.body_type: {"schema": body}}});
         }
         if needs_key && self.is_open {
             operation["security"] = json!([]);

@@ -83,6 +83,9 @@ pub(crate) const RESPONSES: &[Neutral] = &[
 /// Of embeddings.
 pub(crate) const EMBEDDINGS: &[Neutral] = &[only("truncate_prompt_tokens", &[])];
 
+/// Of batches.
+pub(crate) const BATCHES: &[Neutral] = &[only("output_expires_after", &[])];
+
 /// Of Anthropic's messages.
 pub(crate) const ANTHROPIC: &[Neutral] = &[
     // Who asks.
