@@ -35,5 +35,5 @@ pub use kernels::{
     DecodePeer, Judged, KernelReport, KernelWorkload, OperatorTiming, Peer, measure_kernels,
 };
 pub use loop_check::{LoopCheck, check_loop};
-pub use offline::{OfflineRun, OfflineWorkload, RequestLengths, run_offline};
+pub use offline::{OfflineRun, OfflineWorkload, RequestLengths, Watch, run_offline, run_watched};
 pub use report::{DEVICE_BUSY_DEFINITION, HostTime, Quarter, Report, WAITS_DEFINITION};

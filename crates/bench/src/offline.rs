@@ -15,6 +15,7 @@ use inflight_engine::{
     Engine, EngineError, EngineHandle, FinishReason, RequestSpec, SamplingParams, SharedGrammar,
     SinkClosed, StepRecord, TokenSink, Update,
 };
+use inflight_observe::StepRecorder;
 
 use crate::gate::Gate;
 
@@ -73,22 +74,58 @@ pub struct OfflineRun {
     pub num_lost_steps: u64,
 }
 
+/// Who is told of every step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// The run, which keeps them.
+    Run,
+    /// The recorder that servers have.
+    Recorder,
+    /// Nobody: the engine then writes nothing down.
+    Nobody,
+}
+
 /// Runs `workload` on an engine that has not run yet, which must take one request more than the
 /// workload has. `progress` is told how many tokens were generated.
 ///
 /// # Errors
 /// A request that the engine refuses, or the engine's own failure.
 pub fn run_offline<B: Backend>(
+    engine: Engine<B>,
+    handle: EngineHandle,
+    workload: &OfflineWorkload,
+    progress: &mut dyn FnMut(u64),
+) -> Result<OfflineRun> {
+    run_watched(engine, handle, workload, Watch::Run, progress)
+}
+
+/// The same; unless the run watches, all its steps count as lost.
+///
+/// # Errors
+/// As [`run_offline`]'s, and no thread for a recorder.
+pub fn run_watched<B: Backend>(
     mut engine: Engine<B>,
     handle: EngineHandle,
     workload: &OfflineWorkload,
+    watch: Watch,
     progress: &mut dyn FnMut(u64),
 ) -> Result<OfflineRun> {
     let (sender, records) = mpsc::sync_channel(MAX_WAITING_RECORDS);
     if workload.warm_up {
         engine.prepare()?;
     }
-    engine.trace_to(sender);
+    let _recorder = match watch {
+        Watch::Run => {
+            engine.trace_to(sender);
+            None
+        }
+        Watch::Recorder => {
+            let (recorder, sender) = StepRecorder::start()?;
+            engine.trace_to(sender);
+            Some(recorder)
+        }
+        Watch::Nobody => None,
+    };
     if workload.warm_up {
         let running = Running { thread: spawn(engine)?, handle, records };
         submit(&running.handle, workload, Some(WARM_UP_TOKENS))?.wait(|| ())?;

@@ -90,6 +90,21 @@ async fn required_fields_are_required() {
     }
 }
 
+/// The page and its parts are for people, and the document need not name itself.
+#[tokio::test]
+async fn every_route_is_in_the_document() {
+    let document = document(&TestServer::saying("x")).await;
+    let described: Vec<_> = document["paths"].as_object().unwrap().keys().collect();
+    let routes = include_str!("../src/serve.rs").split(".route(\"").skip(1);
+    let routes: Vec<_> = routes.map(|rest| rest.split('"').next().unwrap()).collect();
+    assert!(routes.len() > 20, "{routes:?}");
+    for route in routes {
+        let is_page = matches!(route, "/" | "/docs") || route.starts_with("/web/");
+        let path = route.replace("{*id}", "{model}");
+        assert!(is_page || described.contains(&&path), "{route} is in no document");
+    }
+}
+
 /// A little beyond a bound: what one more or less is depends on what is counted.
 fn beyond(schema: &Value, bound: &str, sign: f64) -> Option<(Value, Value)> {
     let at = schema.get(bound)?.as_f64()?;

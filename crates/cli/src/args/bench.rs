@@ -11,6 +11,7 @@ use inflight_bench::BuiltInConfig;
 use super::batching::{BATCHING_EXAMPLES, BatchingArgs};
 use super::bench_serve::{SERVE_LOAD_EXAMPLES, ServeLoadArgs};
 use super::chats::{CHATS_EXAMPLES, ChatsArgs};
+use super::recorder::{RECORDER_EXAMPLES, RecorderArgs};
 use super::text::{TEXT_EXAMPLES, TextArgs};
 use super::{DeviceChoice, EngineArgs, KvChoice, MODEL_HELP, PolicyArgs};
 
@@ -82,6 +83,10 @@ pub(crate) enum BenchCommand {
     /// The reference experiment: the same work with overlap on and off, and what the device did
     #[command(after_help = ASYNC_EXAMPLES)]
     Async(Box<AsyncArgs>),
+
+    /// What it costs that every step is written down: the same work with the recorder and without
+    #[command(after_help = RECORDER_EXAMPLES)]
+    Recorder(Box<RecorderArgs>),
 
     /// Two files of figures side by side, of any of these experiments
     Compare(CompareArgs),

@@ -1,12 +1,11 @@
 //! The experiment on chats that come back.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 
 use clap::Args;
 use inflight_bench::BuiltInConfig;
 
-use super::bench::built_in;
+use super::bench::{FigureFiles, built_in};
 use super::{EngineArgs, MODEL_HELP};
 
 pub(super) const CHATS_EXAMPLES: &str = "\
@@ -55,9 +54,8 @@ pub(crate) struct ChatsArgs {
     #[arg(long, default_value = "50", value_name = "TURNS")]
     pub(crate) turns: NonZeroUsize,
 
-    /// File for all figures, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) files: FigureFiles,
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

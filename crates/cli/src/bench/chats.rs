@@ -1,22 +1,23 @@
 //! `inflight bench chats`: chats that come back, and where their beginnings were.
 
-use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use inflight_backend::Backend;
-use inflight_bench::{ChatsReport, ChatsWorkload, run_chats};
+use inflight_bench::plot::{Bar, Bars, Plot, Sheet};
+use inflight_bench::{ChatsPhase, ChatsReport, ChatsWorkload, run_chats};
 use inflight_engine::EngineConfig;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::open_measured;
+use super::outputs::Outputs;
 use crate::args::ChatsArgs;
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
-
 use crate::device::choose;
 use crate::resolve::{Workload, resolve_gpu_use};
 
 pub(super) fn bench_chats(args: &ChatsArgs) -> Result<()> {
+    let outputs = Outputs::create(&args.files)?;
     let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
     let mut engine_args = args.engine.clone();
     let stream_len = args.stream_len();
@@ -27,39 +28,82 @@ pub(super) fn bench_chats(args: &ChatsArgs) -> Result<()> {
     let device = choose(engine_args.device, resolve_gpu_use(&engine_args))?;
     let model = Model { name: &name, path: None, files: &files };
     let workload = Workload::serving(args.streams + 64, true);
-    with_engine(&device, &model, &engine_args, workload, Measure { args, name: &name })
+    let measured = with_engine(&device, &model, &engine_args, workload, Measure { args })?;
+    print(&measured.report, &measured.workload);
+    outputs.write(|| Ok(measured.as_json(&name)), || measured.sheet(&name))
 }
 
 struct Measure<'a> {
     args: &'a ChatsArgs,
-    name: &'a str,
+}
+
+/// What a run gave, and on what.
+struct Measured {
+    report: ChatsReport,
+    workload: ChatsWorkload,
+    config: EngineConfig,
+    device: String,
 }
 
 impl UseEngine for Measure<'_> {
-    type Output = ();
+    type Output = Measured;
 
-    fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<()> {
+    fn use_engine<B: Backend>(self, assembled: Assembled<B>) -> Result<Measured> {
         let Assembled { engine, handle, config, device, summary, .. } = assembled;
         eprint!("{summary}");
         let workload = self.args.workload(&config)?;
         let report = run_chats(engine, handle, &workload, &mut |phase| eprintln!("{phase}"))?;
-        print(&report, &workload);
-        if let Some(path) = &self.args.json {
-            let figures = json!({
-                "version": env!("CARGO_PKG_VERSION"),
-                "model": self.name,
-                "device": device,
-                "kv_cache_tokens": config.num_blocks * config.block_size,
-                "host_tokens": config.memory.num_swap_blocks * config.block_size,
-                "num_chats": workload.num_chats,
-                "prefix_len": workload.prefix_len,
-                "num_streams": workload.num_streams,
-                "interval_ms": workload.interval.as_millis() as u64,
-                "phases": report.phases,
-            });
-            fs::write(path, format!("{figures:#}\n")).context("--json")?;
+        Ok(Measured { report, workload, config, device })
+    }
+}
+
+impl Measured {
+    fn as_json(&self, name: &str) -> Value {
+        let Self { report, workload, config, device } = self;
+        json!({
+            "bench": "chats",
+            "version": env!("CARGO_PKG_VERSION"),
+            "model": name,
+            "device": device,
+            "kv_cache_tokens": config.num_blocks * config.block_size,
+            "host_tokens": config.memory.num_swap_blocks * config.block_size,
+            "num_chats": workload.num_chats,
+            "prefix_len": workload.prefix_len,
+            "num_streams": workload.num_streams,
+            "interval_ms": workload.interval.as_millis() as u64,
+            "phases": report.phases,
+        })
+    }
+
+    /// What a turn waits for, what is found, and what that costs the streams.
+    fn sheet(&self, name: &str) -> Sheet {
+        let bars = |title: &str, unit: &str, names: &[&str], of: fn(&ChatsPhase) -> Vec<f64>| {
+            let bar = |phase: &ChatsPhase| Bar { label: phase.name.to_owned(), values: of(phase) };
+            // Without chats there is nothing to tell of turns.
+            let phases =
+                self.report.phases.iter().filter(|phase| of(phase).iter().any(|v| *v > 0.0));
+            Plot::Bars(Bars {
+                title: title.to_owned(),
+                unit: unit.to_owned(),
+                names: names.iter().map(|name| (*name).to_owned()).collect(),
+                bars: phases.map(bar).collect(),
+            })
+        };
+        Sheet {
+            heading: format!("Inflight: chats that come back, {name}"),
+            note: format!("inflight bench chats, on {}", self.device),
+            plots: vec![
+                bars("Time to a turn's first token", "ms", &["p50", "p90"], |phase| {
+                    phase.ttft_ms.to_vec()
+                }),
+                bars("Tokens that were found", "%", &[""], |phase| {
+                    vec![100.0 * phase.cached_share]
+                }),
+                bars("All streams together", "tok/s", &[""], |phase| {
+                    vec![phase.stream_tokens_per_s]
+                }),
+            ],
         }
-        Ok(())
     }
 }
 

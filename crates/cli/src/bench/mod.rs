@@ -3,8 +3,9 @@
 //! Reading order: [`offline`] (many requests through an engine in this process), [`asynchrony`]
 //! (the same with overlap on and off), [`batching`] (what batching gains), [`chats`] (chats that
 //! come back), [`text`] (how well a model predicts one), [`kernels`] (every operator alone),
-//! [`serve`] (any server under load), [`compare`] (two files of figures), [`constraint`] (a grammar
-//! to hold outputs to), [`outputs`] (where figures go), [`run_plots`], [`batching_plots`].
+//! [`recorder`] (what recording costs), [`serve`] (any server under load), [`compare`] (two files of
+//! figures), [`constraint`] (a grammar to hold outputs to), [`outputs`] (where figures go),
+//! [`run_plots`], [`batching_plots`].
 
 mod asynchrony;
 mod batching;
@@ -15,6 +16,7 @@ mod constraint;
 mod kernels;
 mod offline;
 pub(crate) mod outputs;
+mod recorder;
 mod run_plots;
 mod serve;
 mod text;
@@ -38,6 +40,7 @@ pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
         BenchCommand::Batching(args) => batching::bench_batching(args),
         BenchCommand::Chats(args) => chats::bench_chats(args),
         BenchCommand::Kernels(args) => kernels::bench_kernels(args),
+        BenchCommand::Recorder(args) => recorder::bench_recorder(args),
         BenchCommand::Serve(args) => serve::bench_serve(args),
         BenchCommand::Text(args) => text::bench_text(args),
     }

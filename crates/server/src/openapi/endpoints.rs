@@ -49,6 +49,7 @@ pub(super) fn all(make: &mut Generators<'_>) -> Vec<Operation> {
     }
     operations.extend(texts(make));
     operations.extend(servers(make));
+    operations.extend(debugs());
     operations
 }
 
@@ -235,10 +236,6 @@ fn texts(make: &mut Generators<'_>) -> Vec<Operation> {
 }
 
 fn servers(make: &mut Generators<'_>) -> Vec<Operation> {
-    let query = |name: &str, schema: Value| {
-        let place = "query";
-        json!({"name": name, "in": place, "required": false, "schema": schema})
-    };
     let status = make.answer::<health::Health>();
     let health = |path, id, summary| {
         let operation = Operation::get(path, id, summary);
@@ -256,8 +253,32 @@ fn servers(make: &mut Generators<'_>) -> Vec<Operation> {
             .answers(JSON, json!({"type": "object"})),
         Operation::get("/metrics", "metrics", "Figures, as Prometheus reads them")
             .answers("text/plain", json!({"type": "string"})),
-        Operation::get("/debug/state", "state", "What runs and waits")
-            .answers(JSON, json!({"type": "object"})),
+    ]
+}
+
+/// What tells how the server works.
+fn debugs() -> Vec<Operation> {
+    let object = || json!({"type": "object"});
+    let query = |name: &str, schema: Value| {
+        let place = "query";
+        json!({"name": name, "in": place, "required": false, "schema": schema})
+    };
+    let request = json!({
+        "type": "object",
+        "required": ["id", "names", "path", "is_running"],
+        "properties": {
+            "id": {"type": "string"},
+            "names": {"type": "array", "items": {"type": "string"}},
+            "path": {"type": "string"},
+            "is_running": {"type": "boolean"},
+        },
+    });
+    let id = json!({
+        "name": "id", "in": "path", "required": true, "schema": {"type": "string"},
+        "description": "The id of a request, or another of its names.",
+    });
+    vec![
+        Operation::get("/debug/state", "state", "What runs and waits").answers(JSON, object()),
         Operation::get("/debug/timeline", "timeline", "The last steps, as a timeline")
             .parameter(query(
                 "seconds",
@@ -270,5 +291,21 @@ fn servers(make: &mut Generators<'_>) -> Vec<Operation> {
             .fails(400)
             .answers(JSON, json!({"type": "array", "items": {"type": "object"}}))
             .answers("text/html", json!({"type": "string"})),
+        Operation::get("/debug/requests", "requests", "The latest requests, the last one first")
+            .answers(
+                JSON,
+                json!({
+                    "type": "object",
+                    "required": ["requests"],
+                    "properties": {"requests": {"type": "array", "items": request}},
+                }),
+            ),
+        Operation::get("/debug/requests/{id}", "request", "One request, step by step")
+            .parameter(id)
+            .fails(400)
+            .answers(JSON, object()),
+        Operation::get("/debug/replay", "replay", "What was decided, for `inflight replay`")
+            .fails(503)
+            .answers(JSON, object()),
     ]
 }
