@@ -170,3 +170,44 @@ def test_the_docs_list_every_endpoint(browser, tiny):
     expect(page.locator("#schema-ChatMessage")).to_have_attribute("open", "")
     page.close()
     assert complaints == []
+
+
+def test_the_page_is_small_and_whole(tiny):
+    text, size = tiny.request("GET", "/")[2], 0
+    parts = re.findall(r'(?:src|href)="(/web/[^"]+)"', text)
+    assert len(parts) == 3
+    for part in ["/", "/docs", "/web/docs.js", *parts]:
+        status, _, text = tiny.request("GET", part)
+        assert status == 200
+        size += len(text.encode())
+    assert size < 200_000, "what the binary carries should not grow beyond that"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_window(browser, tiny, width):
+    page, complaints = browser.new_page(viewport={"width": width, "height": 800}), []
+    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else 0)
+    tiny.post("/v1/completions", {"prompt": list(range(3, 33)), "max_tokens": 5})
+    for path in ["/", "/#dashboard", "/docs", "/debug/timeline?format=html"]:
+        page.goto(f"{tiny.url}{path}")
+        page.wait_for_load_state("networkidle") if "dashboard" not in path else None
+        for summary in page.locator("main > details > summary, #operations summary").all()[:3]:
+            summary.click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    page.close()
+    assert complaints == []
+
+
+def test_a_timeline_tells_a_stranger_why_the_device_was_idle(browser, tiny):
+    tiny.post("/v1/completions", {"prompt": list(range(3, 33)), "max_tokens": 20})
+    state = tiny.request("GET", "/debug/state")[2]
+    page = browser.new_page()
+    page.goto(f"{tiny.url}/debug/timeline?seconds=5&format=html")
+    expect(page.locator("svg .bubble")).not_to_have_count(0)
+    meanings = {cause["name"]: cause["meaning"] for cause in state["steps"]["causes"].values()}
+    told = page.locator("li").all_text_contents()
+    assert told
+    for text in told:
+        name = max((name for name in meanings if text.startswith(name)), key=len)
+        assert meanings[name] in text
+    page.close()

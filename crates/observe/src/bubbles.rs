@@ -87,6 +87,26 @@ impl Cause {
             Self::Device => "device: between batches",
         }
     }
+
+    /// For people who do not know the engine: what went on while the device had nothing to run.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::NoWork => "there was no request to work on",
+            Self::HostWaits => "the host waited for earlier results before it went on",
+            Self::HostCollects => "the host was handing out the tokens of earlier batches",
+            Self::HostPlans => "the host was taking requests in and choosing the next batch",
+            Self::HostStages => "the host was writing down the next batch's inputs",
+            Self::HostLaunches => "the host was still handing the next batch to the device",
+            Self::PrefillWithoutGraph => {
+                "the host was handing over a batch with prompts, operator by operator"
+            }
+            Self::GraphCapture => "the host was recording a graph, once for each size of batch",
+            Self::Allocation => "the host was allocating memory of the device",
+            Self::GrammarLate => "it was not known yet which tokens a grammar allows",
+            Self::InputsLate => "the next batch's inputs were still being copied",
+            Self::Device => "all was there: the device takes this long from one batch to the next",
+        }
+    }
 }
 
 /// A gap between the compute intervals of two batches, or inside one.

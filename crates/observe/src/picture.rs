@@ -42,6 +42,7 @@ pub fn write_picture(mut out: impl Write, heading: &str, panels: &[Panel<'_>]) -
     let heading = escape(heading);
     write!(out, "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">")?;
     write!(out, "<meta name=\"viewport\" content=\"width=device-width\">")?;
+    write!(out, "<link rel=\"icon\" href=\"data:,\">")?;
     write!(out, "<title>{heading}</title>\n<style>{STYLE}</style>\n<h1>{heading}</h1>\n")?;
     write!(out, "<p class=\"legend\">")?;
     for (class, name) in LEGEND {
@@ -76,7 +77,8 @@ const STYLE: &str = "\
 body{font:14px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);\
 margin:24px auto;max-width:1320px;padding:0 16px}\
 h1{font-size:20px}h2{font-size:16px;margin:20px 0 2px}p{margin:2px 0 6px}\
-svg{width:100%;height:auto;display:block}\
+.lanes{overflow-x:auto}svg{width:100%;min-width:900px;height:auto;display:block}\
+ul{margin:6px 0;padding-left:20px}.why{font-weight:600}\
 .legend span{margin-right:14px;white-space:nowrap}\
 .legend i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:5px}\
 .admit{fill:#8250df;background:#8250df}.plan{fill:#bf8700;background:#bf8700}\
@@ -114,10 +116,11 @@ fn write_panel(
 ) -> io::Result<()> {
     let bubbles = bubbles(steps);
     writeln!(out, "<h2>{}</h2>\n<p>{}</p>", escape(panel.title), summary(steps, &bubbles))?;
+    write_causes(out, steps, &bubbles)?;
     let (width, height) = (MARGIN + WIDTH + 10.0, LANE_HEIGHT * LANES.len() as f64 + 24.0);
     writeln!(
         out,
-        "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\">\
+        "<div class=\"lanes\"><svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\">\
          <defs><pattern id=\"hatch\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\" \
          patternTransform=\"rotate(45)\"><rect width=\"2\" height=\"5\" \
          style=\"fill:var(--hatch)\"/></pattern></defs>",
@@ -141,7 +144,43 @@ fn write_panel(
         write_bar(out, view, COMPUTE, bubble.span, Bar { class: "bubble", label: &label, on: "" })?;
     }
     write_scale(out, view)?;
-    writeln!(out, "</svg>")
+    writeln!(out, "</svg></div>")
+}
+
+/// Why the device was idle, the longest first: of each cause the name, the time, what it means, and
+/// at which batch it took longest.
+fn write_causes(out: &mut impl Write, steps: &[StepRecord], bubbles: &[Bubble]) -> io::Result<()> {
+    let causes = by_cause(bubbles);
+    if causes.is_empty() {
+        return Ok(());
+    }
+    write!(out, "<ul>")?;
+    for (cause, time) in causes {
+        let own = bubbles.iter().filter(|bubble| bubble.cause == cause);
+        let longest = own.max_by_key(|bubble| length(bubble.span)).expect("it has a time");
+        let next = steps.iter().find(|step| step.compute.end > longest.span.end);
+        let before = next.map_or(String::new(), |step| format!(", at batch {}", step.batch));
+        write!(
+            out,
+            "<li><span class=\"why\">{}</span>, {} in all: {}. At most {}{before}.</li>",
+            cause.name(),
+            micros(time),
+            cause.meaning(),
+            micros(length(longest.span)),
+        )?;
+    }
+    writeln!(out, "</ul>")
+}
+
+/// How long the device was idle by cause, the longest first.
+fn by_cause(bubbles: &[Bubble]) -> Vec<(Cause, Duration)> {
+    let mut idle: BTreeMap<Cause, Duration> = BTreeMap::new();
+    for bubble in bubbles {
+        *idle.entry(bubble.cause).or_default() += length(bubble.span);
+    }
+    let mut causes: Vec<_> = idle.into_iter().collect();
+    causes.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+    causes
 }
 
 fn write_step(out: &mut impl Write, step: &StepRecord, view: View) -> io::Result<()> {
@@ -161,6 +200,7 @@ fn write_step(out: &mut impl Write, step: &StepRecord, view: View) -> io::Result
     ];
     for (lane, class, span) in bars.into_iter().filter(|(_, _, span)| span.end > span.start) {
         let label = match lane {
+            0 if class == "blocked" => format!("waits for {batch}"),
             0 => format!("{class} {batch}"),
             _ => format!("batch {batch}, {} rows, {} tokens", step.num_rows, step.num_tokens),
         };
@@ -234,19 +274,14 @@ fn summary(steps: &[StepRecord], bubbles: &[Bubble]) -> String {
     let first = steps.first().map_or(Duration::ZERO, |step| step.compute.start);
     let last = steps.iter().map(|step| step.compute.end).max().unwrap_or_default();
     let whole = last.saturating_sub(first).as_secs_f64().max(1e-9);
-    let mut idle: BTreeMap<Cause, Duration> = BTreeMap::new();
-    for bubble in bubbles {
-        *idle.entry(bubble.cause).or_default() += length(bubble.span);
-    }
-    let idle_s: f64 = idle.values().map(Duration::as_secs_f64).sum();
+    let causes = by_cause(bubbles);
+    let idle_s: f64 = causes.iter().map(|(_, time)| time.as_secs_f64()).sum();
     let mut text = format!(
         "{} steps in {}. The device was busy {:.1} % of the time",
         steps.len(),
         micros(last.saturating_sub(first)),
         100.0 * (1.0 - idle_s / whole)
     );
-    let mut causes: Vec<_> = idle.into_iter().collect();
-    causes.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
     for (i, (cause, time)) in causes.into_iter().enumerate() {
         let share = 100.0 * time.as_secs_f64() / whole;
         let lead = if i == 0 { "; idle because of " } else { ", " };
@@ -335,6 +370,9 @@ mod tests {
             "{page}"
         );
         assert!(page.contains("idle 60 µs"));
+        // A stranger is told what that means: the host waited until 150, then collected and planned.
+        assert!(page.contains("in all: the host was"), "{page}");
+        assert!(page.contains("At most 60 µs, at batch 2."), "{page}");
         assert!(!page.contains("http"), "asks nobody for anything");
     }
 

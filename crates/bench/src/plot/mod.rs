@@ -25,6 +25,9 @@ const NUM_COLOURS: usize = 6;
 /// A letter of 12 units takes about this much room.
 const LETTER_WIDTH: f64 = 6.6;
 
+/// A letter of a heading, of 18 units and bold.
+const HEADING_LETTER: f64 = 11.0;
+
 /// One plot of a sheet.
 pub enum Plot {
     /// Curves.
@@ -67,8 +70,9 @@ impl Sheet {
     pub fn write_svg(&self, mut out: impl Write) -> io::Result<()> {
         let num_columns = self.plots.len().clamp(1, COLUMNS);
         let num_rows = self.plots.len().div_ceil(num_columns);
+        let longest = self.heading.chars().count().max(self.note.chars().count() * 2 / 3);
         let (width, height) = (
-            PANEL.0 * num_columns as f64 + 20.0,
+            (PANEL.0 * num_columns as f64 + 20.0).max(40.0 + HEADING_LETTER * longest as f64),
             HEADING_HEIGHT + PANEL.1 * num_rows as f64 + 10.0,
         );
         let (heading, note) = (escape(&self.heading), escape(&self.note));
@@ -146,6 +150,16 @@ mod tests {
         assert!(text.contains("points=\"74.0,272.0 307.0,165.0 540.0,58.0\""), "{text}");
         assert!(text.contains("a &lt; b") && text.contains("1 &amp; 2"));
         assert!(!text.contains("href"), "asks nobody for anything");
+    }
+
+    #[test]
+    fn a_long_heading_has_room() {
+        let heading = "w".repeat(90);
+        let sheet = Sheet { heading, note: String::new(), plots: vec![Plot::Lines(line(&[]))] };
+        let mut out = Vec::new();
+        sheet.write_svg(&mut out).unwrap();
+        // 90 letters of 11 units and the margins, where a panel has 580.
+        assert!(String::from_utf8(out).unwrap().contains("viewBox=\"0 0 1030 "));
     }
 
     #[test]

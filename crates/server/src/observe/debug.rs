@@ -10,7 +10,7 @@ use axum::extract::{Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use inflight_engine::{EngineSnapshot, StepRecord};
-use inflight_observe::{HistogramSnapshot, Panel, TimelineWriter, write_picture};
+use inflight_observe::{Cause, HistogramSnapshot, Panel, TimelineWriter, write_picture};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -168,7 +168,16 @@ fn steps_json(state: &ServerState) -> Value {
         "busy_s": totals.busy.as_secs_f64(),
         "blocked_s": totals.blocked.as_secs_f64(),
         "idle_s": idle,
+        "causes": causes_json(),
     })
+}
+
+/// What the labels of causes mean.
+fn causes_json() -> Value {
+    let cause = |cause: Cause| {
+        (cause.label().to_owned(), json!({"name": cause.name(), "meaning": cause.meaning()}))
+    };
+    Value::Object(Cause::ALL.into_iter().map(cause).collect())
 }
 
 fn latencies_json(state: &ServerState) -> Value {

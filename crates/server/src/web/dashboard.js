@@ -65,8 +65,9 @@ function figures(metrics, state, now) {
   const total = sum(idle) + current.busy;
   const rows = [...idle].sort((a, b) => b.value - a.value).map((sample) => {
     const row = document.createElement("tr");
-    const cells = [sample.labels.cause.replaceAll("_", " "), `${sample.value.toFixed(3)} s`,
-      `${(100 * sample.value / total).toFixed(2)} %`];
+    const cause = state.steps?.causes?.[sample.labels.cause];
+    const cells = [cause?.name ?? sample.labels.cause, `${sample.value.toFixed(3)} s`,
+      `${(100 * sample.value / total).toFixed(2)} %`, cause?.meaning ?? ""];
     for (const text of cells) {
       const cell = document.createElement("td");
       cell.textContent = text;
@@ -132,7 +133,7 @@ function drawTimeline() {
       context.fillRect(box.left, box.top, box.right - box.left, box.height);
       context.globalAlpha = 1;
     }
-    const label = event.cat === "bubble" ? event.args.cause : event.name;
+    const label = shownName(event);
     if (context.measureText(label).width + 8 < box.right - box.left) {
       context.fillStyle = event.cat === "bubble" ? css("--ink") : "#fff";
       context.fillText(label, box.left + 4, box.top + box.height / 2 + 4);
@@ -140,6 +141,12 @@ function drawTimeline() {
     shown.push(box);
   }
   byId("timeline").boxes = shown;
+}
+
+/** What a box says, in the legend's words. */
+function shownName({ cat, name, args }) {
+  if (cat === "bubble") return `idle: ${args.cause}`;
+  return cat === "blocked" ? `waits for ${args.batch}` : name;
 }
 
 function hatch(context, box) {
@@ -168,7 +175,7 @@ function hover(event) {
   const took = ms < 1 ? `${found.dur.toFixed(1)} µs` : `${ms.toFixed(2)} ms`;
   const { rows, tokens } = found.args;
   const what = rows === undefined ? "" : `: ${rows} rows, ${tokens} tokens`;
-  put("hover", `${found.name}${what}, ${took}`);
+  put("hover", `${shownName(found)}${what}, ${took}`);
 }
 
 // ---- batch ----
@@ -280,6 +287,14 @@ byId("download").addEventListener("click", async () => {
   link.click();
   URL.revokeObjectURL(link.href);
 });
+/** The legend's entry for what is hatched. */
+function idleEntry() {
+  const entry = document.createElement("span");
+  const mark = document.createElement("i");
+  mark.className = "idle";
+  entry.append(mark, "device idle");
+  return entry;
+}
 byId("window").addEventListener("change", drawTimeline);
 byId("timeline").addEventListener("mousemove", hover);
 byId("legend").append(...Object.entries(PHASES).filter(([phase]) => !["h2d", "d2h"].includes(phase))
@@ -289,5 +304,5 @@ byId("legend").append(...Object.entries(PHASES).filter(([phase]) => !["h2d", "d2
     mark.style.background = hue;
     entry.append(mark, PHASE_NAMES[phase] ?? phase);
     return entry;
-  }));
+  }), idleEntry());
 show(location.hash === "#dashboard" ? "dashboard" : "chat");

@@ -38,9 +38,12 @@ const LIMITS = {
   maxLength: "characters to", minItems: "entries from", maxItems: "entries to", pattern: "like",
 };
 
+/** Beyond this a limit is that of the number's type, and says nothing. */
+const FAR = 1e15;
+
 function limits(schema) {
   return Object.entries(LIMITS)
-    .filter(([key]) => key in schema)
+    .filter(([key]) => key in schema && !(Math.abs(schema[key]) > FAR))
     .map(([key, word]) => `${word} ${schema[key]}`).join(", ");
 }
 
