@@ -187,19 +187,20 @@ def test_the_page_is_small_and_whole(tiny):
 def test_nothing_is_wider_than_the_window(browser, tiny, width):
     page, complaints = browser.new_page(viewport={"width": width, "height": 800}), []
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else 0)
-    tiny.post("/v1/completions", {"prompt": list(range(3, 33)), "max_tokens": 5})
+    tiny.post("/v1/completions", {"prompt": [9] * 30, "max_tokens": 5})
     for path in ["/", "/#dashboard", "/docs", "/debug/timeline?format=html"]:
         page.goto(f"{tiny.url}{path}")
-        page.wait_for_load_state("networkidle") if "dashboard" not in path else None
+        page.wait_for_load_state("load" if "dashboard" in path else "networkidle")
         for summary in page.locator("main > details > summary, #operations summary").all()[:3]:
-            summary.click()
+            if summary.is_visible():
+                summary.click()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     page.close()
     assert complaints == []
 
 
 def test_a_timeline_tells_a_stranger_why_the_device_was_idle(browser, tiny):
-    tiny.post("/v1/completions", {"prompt": list(range(3, 33)), "max_tokens": 20})
+    tiny.post("/v1/completions", {"prompt": [9] * 30, "max_tokens": 20})
     state = tiny.request("GET", "/debug/state")[2]
     page = browser.new_page()
     page.goto(f"{tiny.url}/debug/timeline?seconds=5&format=html")

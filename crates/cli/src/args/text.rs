@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::bench::FigureFiles;
 use super::{EngineArgs, MODEL_HELP};
 
 pub(super) const TEXT_EXAMPLES: &str = "\
@@ -41,6 +42,9 @@ pub(crate) struct TextArgs {
     /// A line for every so many tokens
     #[arg(long, default_value = "8192", value_name = "TOKENS")]
     pub(crate) every: NonZeroUsize,
+
+    #[command(flatten)]
+    pub(crate) files: FigureFiles,
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

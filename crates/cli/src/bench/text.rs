@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use inflight_backend::Backend;
+use inflight_bench::plot::{Line, Lines, Plot, Sheet};
 use inflight_engine::{RequestSpec, Scores};
 use inflight_model::ModelFiles;
 use inflight_tokenizer::Special;
+use serde_json::{Value, json};
 
 use super::open_measured;
+use super::outputs::Outputs;
 use crate::args::{EngineArgs, TextArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::device::choose;
@@ -23,6 +26,7 @@ use crate::text::load_tokenizer;
 const USUAL_BATCH: usize = 256;
 
 pub(crate) fn bench_text(args: &TextArgs) -> Result<()> {
+    let outputs = Outputs::create(&args.files)?;
     let (name, files) = open_measured(None, &args.model, &args.engine)?;
     let texts = read(args, &files)?;
     let engine_args = engine_args(args, texts[0].len());
@@ -35,7 +39,7 @@ pub(crate) fn bench_text(args: &TextArgs) -> Result<()> {
     };
     let scored = with_engine(&device, &model, &engine_args, Workload::alone(false), score)?;
     print(&scored, args);
-    Ok(())
+    outputs.write(|| Ok(scored.as_json(&name, args)), || scored.sheet(&name, args))
 }
 
 /// The texts' tokens.
@@ -118,21 +122,15 @@ impl UseEngine for Score<'_> {
 fn print(scored: &Scored, args: &TextArgs) {
     let Scored { scores, num_blocks, block_size, .. } = scored;
     println!("          tokens  perplexity  tokens/s");
-    let line = |label: String, logprobs: &[f32], rate: String| {
-        println!("{label:>16}  {:10.3}  {rate:>8}", perplexity(logprobs));
+    let line = |label: String, perplexity: f64, rate: String| {
+        println!("{label:>16}  {perplexity:10.3}  {rate:>8}");
     };
-    let all: Vec<f32> = scores.iter().flat_map(|scores| scores.logprobs.clone()).collect();
-    for (i, logprobs) in all.chunks(args.every.get()).enumerate() {
-        let (start, end) = (i * args.every.get(), i * args.every.get() + logprobs.len());
-        line(format!("{start}..{end}"), logprobs, scored.rate(start..end));
+    for Stretch { tokens, perplexity, rate } in scored.stretches(args) {
+        line(format!("{}..{}", tokens.start, tokens.end), perplexity, format!("{rate:.1}"));
     }
-    let answers = scores.iter().flat_map(|scores| {
-        let num_before = scores.logprobs.len() - args.answer.get();
-        scores.logprobs[num_before..].to_vec()
-    });
-    let answers: Vec<f32> = answers.collect();
-    line("all".to_owned(), &all, scored.rate(0..all.len()));
-    line("answers".to_owned(), &answers, String::new());
+    let all = scored.logprobs();
+    line("all".to_owned(), perplexity(&all), format!("{:.1}", scored.rate(0..all.len())));
+    line("answers".to_owned(), perplexity(&scored.answers(args)), String::new());
     let used = scores.iter().map(|scores| scores.num_blocks).max().unwrap_or(0);
     let last = scores.last().map_or(0, |scores| scores.num_blocks_last);
     println!(
@@ -143,15 +141,92 @@ fn print(scored: &Scored, args: &TextArgs) {
     );
 }
 
+/// A part of all tokens.
+struct Stretch {
+    tokens: Range<usize>,
+    perplexity: f64,
+    /// Tokens a second.
+    rate: f64,
+}
+
 impl Scored {
+    /// Of all texts, one behind the other.
+    fn logprobs(&self) -> Vec<f32> {
+        self.scores.iter().flat_map(|scores| scores.logprobs.clone()).collect()
+    }
+
+    /// Those of the texts' last tokens.
+    fn answers(&self, args: &TextArgs) -> Vec<f32> {
+        let answer = |scores: &Scores| {
+            let num_before = scores.logprobs.len() - args.answer.get();
+            scores.logprobs[num_before..].to_vec()
+        };
+        self.scores.iter().flat_map(answer).collect()
+    }
+
+    fn stretches(&self, args: &TextArgs) -> Vec<Stretch> {
+        let (all, every) = (self.logprobs(), args.every.get());
+        let stretch = |(i, logprobs): (usize, &[f32])| {
+            let tokens = i * every..i * every + logprobs.len();
+            let rate = self.rate(tokens.clone());
+            Stretch { tokens, perplexity: perplexity(logprobs), rate }
+        };
+        all.chunks(every).enumerate().map(stretch).collect()
+    }
+
+    fn as_json(&self, name: &str, args: &TextArgs) -> Value {
+        let stretch = |Stretch { tokens, perplexity, rate }: Stretch| {
+            json!({
+                "start": tokens.start,
+                "end": tokens.end,
+                "perplexity": perplexity,
+                "tokens_per_s": rate,
+            })
+        };
+        json!({
+            "bench": "text",
+            "version": env!("CARGO_PKG_VERSION"),
+            "model": name,
+            "file": args.file,
+            "num_texts": self.scores.len(),
+            "answer_len": args.answer,
+            "perplexity": perplexity(&self.logprobs()),
+            "answers_perplexity": perplexity(&self.answers(args)),
+            "kv_cache_tokens": self.num_blocks * self.block_size,
+            "stretches": self.stretches(args).into_iter().map(stretch).collect::<Vec<_>>(),
+        })
+    }
+
+    fn sheet(&self, name: &str, args: &TextArgs) -> Sheet {
+        let stretches = self.stretches(args);
+        let plot = |title: &str, y_label: &str, of: fn(&Stretch) -> f64| {
+            let points = stretches.iter().map(|part| (part.tokens.end as f64, of(part)));
+            Plot::Lines(Lines {
+                title: title.to_owned(),
+                x_label: "tokens so far".to_owned(),
+                y_label: y_label.to_owned(),
+                is_x_log: false,
+                lines: vec![Line { name: String::new(), points: points.collect() }],
+            })
+        };
+        Sheet {
+            heading: format!("Inflight: how well {name} predicts a text"),
+            note: format!("inflight bench text {}", args.file.display()),
+            plots: vec![
+                plot("Perplexity", "", |part| part.perplexity),
+                plot("Speed", "tok/s", |part| part.rate),
+            ],
+        }
+    }
+
     /// Tokens per second of a stretch.
-    fn rate(&self, tokens: Range<usize>) -> String {
+    fn rate(&self, tokens: Range<usize>) -> f64 {
         let reached = |num: usize| {
             let found = self.times.iter().find(|(done, _)| *done >= num);
             found.filter(|_| num > 0).map_or(Duration::ZERO, |(_, time)| *time)
         };
         let took = reached(tokens.end).saturating_sub(reached(tokens.start));
-        format!("{:.1}", tokens.len() as f64 / took.as_secs_f64())
+        tokens.len() as f64 / took.as_secs_f64()
     }
 }
 
