@@ -370,7 +370,7 @@ mod tests {
             "{page}"
         );
         assert!(page.contains("idle 60 µs"));
-        // A stranger is told what that means: the host waited until 150, then collected and planned.
+        // A stranger is told what that means.
         assert!(page.contains("in all: the host was"), "{page}");
         assert!(page.contains("At most 60 µs, at batch 2."), "{page}");
         assert!(!page.contains("http"), "asks nobody for anything");

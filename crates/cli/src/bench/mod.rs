@@ -3,8 +3,8 @@
 //! Reading order: [`offline`] (many requests through an engine in this process), [`asynchrony`]
 //! (the same with overlap on and off), [`batching`] (what batching gains), [`chats`] (chats that
 //! come back), [`text`] (how well a model predicts one), [`kernels`] (every operator alone),
-//! [`recorder`] (what recording costs), [`serve`] (any server under load), [`compare`] (two files of
-//! figures), [`constraint`] (a grammar to hold outputs to), [`outputs`] (where figures go),
+//! [`recorder`] (what recording costs), [`serve`] (any server under load), [`compare`] (two files
+//! of figures), [`constraint`] (a grammar to hold outputs to), [`outputs`] (where figures go),
 //! [`run_plots`], [`batching_plots`].
 
 mod asynchrony;
