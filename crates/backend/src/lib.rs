@@ -10,6 +10,8 @@
 //! Invariant: no request, sequence or scheduler policy is known here.
 //! Invariant: this is the last room where `unsafe` is allowed.
 
+mod attention_shape;
+mod block_checks;
 mod ceilings;
 mod clock;
 pub mod cpu;
@@ -32,6 +34,8 @@ pub mod step;
 mod sync;
 mod tensor;
 
+pub use attention_shape::AttentionShape;
+pub use block_checks::{BlockCheck, BlockSum, BlockSums, CheckBlocks, SumCheck};
 pub use ceilings::Ceilings;
 pub use clock::Clock;
 pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
@@ -46,7 +50,7 @@ pub use kv_blocks::{
 pub use kv_layout::{KvDtype, KvLayout};
 pub use late::{LateRow, LateWriter};
 pub use mapped_file::MappedFile;
-pub use ops::{AttentionShape, Backend, DeviceBatch};
+pub use ops::{Backend, DeviceBatch};
 pub use quant::fp8::{Fp8Matrix, Fp8Scales};
 pub use sampling_row::SamplingRow;
 pub use step::{OutputLayout, RowState, StepCapacity, StepInputs, StepShape};

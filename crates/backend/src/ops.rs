@@ -7,8 +7,9 @@
 use std::time::Duration;
 
 use crate::{
-    BackendError, Ceilings, Clock, CutPrompts, Dtype, Graph, HistoryShape, HostTensor, KvDtype,
-    KvLayer, KvLayout, MoveBlocks, StepCapacity, StepShape, TurnBlocks,
+    AttentionShape, BackendError, Ceilings, CheckBlocks, Clock, CutPrompts, Dtype, Graph,
+    HistoryShape, HostTensor, KvDtype, KvLayer, KvLayout, MoveBlocks, StepCapacity, StepShape,
+    TurnBlocks,
 };
 
 /// A device that runs operators in order on streams.
@@ -226,6 +227,26 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     /// Whether [`Backend::cut_prompts`] works.
     fn cuts_prompts(&self) -> bool {
+        false
+    }
+
+    /// Notes or verifies checksums of blocks of the KV cache, on any stream. For debugging.
+    ///
+    /// A block that changed though nobody was to write to it is a fault: the device is lost.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    fn check_blocks(
+        &self,
+        args: CheckBlocks<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        let _ = (args, stream);
+        Err(BackendError::Unsupported(format!("{}: no checksums", self.description())))
+    }
+
+    /// Whether [`Backend::check_blocks`] works.
+    fn checks_blocks(&self) -> bool {
         false
     }
 
@@ -458,31 +479,6 @@ pub struct SamplingState<B: Backend> {
     pub token_counts: B::Buffer,
     /// Tokens a model knows.
     pub vocab_size: usize,
-}
-
-/// Head counts and sizes of an attention layer, and the KV cache's block size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AttentionShape {
-    /// Query heads.
-    pub num_heads: usize,
-    /// Key and value heads; divides `num_heads`.
-    pub num_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Tokens of a block of the KV cache.
-    pub block_size: usize,
-}
-
-impl AttentionShape {
-    /// Elements of one token's query, key and value heads together.
-    pub const fn qkv_len(&self) -> usize {
-        (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-    }
-
-    /// Elements of one token's query heads.
-    pub const fn q_len(&self) -> usize {
-        self.num_heads * self.head_dim
-    }
 }
 
 /// Arguments of [`Backend::rms_norm`].

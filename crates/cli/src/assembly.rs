@@ -67,7 +67,9 @@ pub(crate) fn with_engine<U: UseEngine>(
             let backend = CpuBackend::new(resolved.cpu)?;
             let available = usize::try_from(machine.memory_bytes).unwrap_or(usize::MAX);
             let (max_model_len, kv_dtypes) = (engine.max_model_len, KV_DTYPES_ON_CPUS);
-            let plan = Plan { weights, max_model_len, kv_dtypes, cache_file, no_progress };
+            let checks_blocks = args.memory.kv_checksums;
+            let plan =
+                Plan { weights, max_model_len, kv_dtypes, cache_file, checks_blocks, no_progress };
             let fit = |backend: &CpuBackend, decoder: &Decoder<CpuBackend>| {
                 let bytes = (decoder.matrix_bytes(backend), available);
                 Ok(memory::on_cpu(engine, config, kv_dtype, bytes))
@@ -76,6 +78,7 @@ pub(crate) fn with_engine<U: UseEngine>(
         }
         Chosen::Cuda(backend) => {
             ensure!(args.memory.cache_file.is_none(), "--cache-file is for CPUs (see --device)");
+            ensure!(!args.memory.kv_checksums, "--kv-checksums is for CPUs (see --device)");
             let resolved = resolve_on_gpu(args, workload, config)?;
             let max_model_len = resolved.engine.max_model_len;
             let weights = match config.fp8_weights {
@@ -83,7 +86,9 @@ pub(crate) fn with_engine<U: UseEngine>(
                 Some(_) => "those of layers as fp8, others as bf16",
             };
             let kv_dtypes = KV_DTYPES_ON_GPUS;
-            let plan = Plan { weights, max_model_len, kv_dtypes, cache_file: None, no_progress };
+            let (cache_file, checks_blocks) = (None, false);
+            let plan =
+                Plan { weights, max_model_len, kv_dtypes, cache_file, checks_blocks, no_progress };
             let fit = |backend: &_, _: &_| memory::on_gpu(backend, config, &resolved);
             user.use_engine(assemble(backend, model, &plan, fit)?)
         }
@@ -99,6 +104,8 @@ struct Plan {
     kv_dtypes: &'static [KvDtype],
     /// Where cold prefixes are kept, too.
     cache_file: Option<CacheFileOptions>,
+    /// Whether full blocks have checksums.
+    checks_blocks: bool,
     no_progress: bool,
 }
 
@@ -137,6 +144,9 @@ fn assemble<B: Backend>(
     waiting.finish();
     if let Some(options) = &plan.cache_file {
         engine.keep_in_file(options)?;
+    }
+    if plan.checks_blocks {
+        engine.check_blocks()?;
     }
     Ok(Assembled { engine, handle, config: engine_config, device, summary, kv_capacities })
 }

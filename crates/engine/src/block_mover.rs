@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use inflight_backend::{Backend, BackendError, BlockPair, KvBlocks, MoveBlocks, MoveWay};
+use inflight_backend::{
+    Backend, BackendError, BlockCheck, BlockPair, CheckBlocks, KvBlocks, MoveBlocks, MoveWay,
+};
 use inflight_kv_cache::{BlockId, HostBlockId};
 use inflight_scheduler::{Batch, BlockMove, MoveCosts, MoveOwner, Moves};
 
+use crate::block_checks::BlockChecks;
 use crate::io_slot::{Interval, IoSlot};
 
 /// The KV cache as blocks, and the host memory for those of sequences that gave way.
@@ -17,6 +20,8 @@ pub(crate) struct BlockMover<B: Backend> {
     pairs: Vec<BlockPair>,
     /// Blocks moved to the host and from it.
     pub(crate) num_moved: [u64; 2],
+    /// For debugging: looks at whether blocks hold what they should.
+    pub(crate) checks: Option<BlockChecks>,
 }
 
 impl<B: Backend> BlockMover<B> {
@@ -30,7 +35,7 @@ impl<B: Backend> BlockMover<B> {
             0 => None,
             _ => Some(backend.alloc_host("swap space", num_words)?),
         };
-        Ok(Self { kv, swap_space, pairs: Vec::new(), num_moved: [0; 2] })
+        Ok(Self { kv, swap_space, pairs: Vec::new(), num_moved: [0; 2], checks: None })
     }
 
     /// Bytes of a block in all layers.
@@ -59,7 +64,37 @@ impl<B: Backend> BlockMover<B> {
         words: &[u32],
     ) -> Result<(), BackendError> {
         let host = self.swap_space.as_ref().expect("there is a block of the host");
+        if let Some(checks) = &self.checks {
+            checks.sums.forget_host(block.0);
+        }
         backend.write_host_part(host, block.0 as usize * words.len(), words)
+    }
+
+    /// Enqueues the check, if blocks are checked, of those that the batch uses again.
+    pub(crate) fn verify(
+        &self,
+        backend: &B,
+        compute: &B::Stream,
+    ) -> Result<(), BackendError> {
+        let Some(checks) = &self.checks else { return Ok(()) };
+        self.check(backend, checks, BlockCheck::Verify(&checks.used_again), compute)
+    }
+
+    /// Enqueues noting what the blocks hold that the batch writes, if blocks are checked.
+    pub(crate) fn note(&self, backend: &B, compute: &B::Stream) -> Result<(), BackendError> {
+        let Some(checks) = &self.checks else { return Ok(()) };
+        let BlockChecks { full, partial, .. } = checks;
+        self.check(backend, checks, BlockCheck::Note { full, partial }, compute)
+    }
+
+    fn check(
+        &self,
+        backend: &B,
+        checks: &BlockChecks,
+        check: BlockCheck<'_, B>,
+        stream: &B::Stream,
+    ) -> Result<(), BackendError> {
+        backend.check_blocks(CheckBlocks { kv: &self.kv, sums: &checks.sums, check }, stream)
     }
 
     /// Enqueues what a batch copies on the device.
@@ -140,12 +175,21 @@ impl<B: Backend> BlockMover<B> {
         self.pairs.extend(pairs.map(|(from, to)| BlockPair { from, to }));
         let swap_space = self.swap_space.as_ref();
         let host = || swap_space.expect("only a scheduler with swap space moves to the host");
-        let way = match way {
+        if let (Way::FromHost, Some(checks)) = (way, &self.checks) {
+            self.check(backend, checks, BlockCheck::Returns(host(), &self.pairs), stream)?;
+        }
+        let to = match way {
             Way::WithinDevice => MoveWay::WithinDevice,
             Way::ToHost => MoveWay::ToHost(host()),
             Way::FromHost => MoveWay::FromHost(host()),
         };
-        backend.move_blocks(MoveBlocks { kv: &self.kv, pairs: &self.pairs, way }, stream)
+        backend.move_blocks(MoveBlocks { kv: &self.kv, pairs: &self.pairs, way: to }, stream)?;
+        match (way, &self.checks) {
+            (Way::ToHost, Some(checks)) => {
+                self.check(backend, checks, BlockCheck::Left(host(), &self.pairs), stream)
+            }
+            _ => Ok(()),
+        }
     }
 }
 

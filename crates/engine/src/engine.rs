@@ -404,6 +404,9 @@ impl<B: Backend> Engine<B> {
         batch: &Batch,
     ) -> Result<(), BackendError> {
         let moves = &batch.moves;
+        if let Some(checks) = &mut self.mover.checks {
+            checks.look_at(batch, &self.scheduler);
+        }
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
         let (previous, history) = (self.io.before(id), self.history.shape());
         backend.record(&io.h2d.started, &streams.h2d)?;
@@ -431,12 +434,14 @@ impl<B: Backend> Engine<B> {
 
         backend.wait(&io.h2d.done, &streams.compute)?;
         backend.record(&io.compute.started, &streams.compute)?;
+        self.mover.verify(backend, &streams.compute)?;
         self.mover.copy(backend, moves, &streams.compute)?;
         self.runner.turn_blocks(backend, &batch.turns, &streams.compute)?;
         self.runner.count_history(backend, io, history, &streams.compute)?;
         let cuts = runner::cuts(batch);
         let slots = StepSlots { id, io, previous, cuts: &cuts };
-        self.runner.forward(backend, &slots, step, &streams.compute)
+        self.runner.forward(backend, &slots, step, &streams.compute)?;
+        self.mover.note(backend, &streams.compute)
     }
 
     fn enqueue_states(&self, id: IoSlotId, step: StepShape) -> Result<(), BackendError> {

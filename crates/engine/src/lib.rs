@@ -12,6 +12,7 @@
 //! Invariant: every accepted request gets exactly one final message.
 
 mod black_box;
+mod block_checks;
 mod block_mover;
 mod cache_file;
 mod config;

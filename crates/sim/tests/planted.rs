@@ -120,6 +120,24 @@ fn every_missing_wait_is_found() {
     }
 }
 
+/// Somebody writes to a block that is full. Its checksum tells when it is used again; rows that had
+/// it all along may draw another token before.
+#[test]
+fn a_changed_block_is_found_by_its_checksum() {
+    let mut num_named = 0;
+    for (i, mut scenario) in scenarios().enumerate() {
+        scenario.checks_blocks = true;
+        scenario.engine.memory.prefix_caching = true;
+        scenario.faults.flips_after = Some(i % 40);
+        let Err(failure) = run(&scenario) else { continue };
+        let violation = failure.violation;
+        let is_named = violation.ends_with("is not what it was when it was full");
+        assert!(is_named || violation.contains(": token "), "found as: {violation}");
+        num_named += u64::from(is_named);
+    }
+    assert!(num_named >= NUM_SEEDS / 10, "named {num_named} times only");
+}
+
 /// A run is the same each time, and another seed is another run.
 #[test]
 fn a_seed_reproduces_a_run() {

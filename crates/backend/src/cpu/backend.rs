@@ -10,6 +10,7 @@ use half::{bf16, f16};
 
 use super::{
     attention_ops::{AttentionOperands, CutOperands, RopeOperands, TurnOperands},
+    block_checks::CheckOperands,
     block_moves::MoveOperands,
     buffer::CpuBuffer,
     event::CpuEvent,
@@ -20,7 +21,7 @@ use super::{
     stream::{CpuStream, Fault},
 };
 use crate::{
-    Backend, BackendError, Ceilings, CutPrompts, DeviceBatch, Dtype, HistoryShape, HostTensor,
+    Backend, BackendError, Ceilings, CheckBlocks, CutPrompts, DeviceBatch, Dtype, HistoryShape, HostTensor,
     KvDtype, MoveBlocks, OutputLayout, StepShape, TurnBlocks,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
@@ -331,6 +332,19 @@ impl Backend for CpuBackend {
     }
 
     fn cuts_prompts(&self) -> bool {
+        true
+    }
+
+    fn check_blocks(
+        &self,
+        args: CheckBlocks<'_, Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let operands = CheckOperands::new(&args);
+        self.enqueue(stream, move |_| operands.run())
+    }
+
+    fn checks_blocks(&self) -> bool {
         true
     }
 

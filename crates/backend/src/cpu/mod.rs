@@ -8,6 +8,7 @@
 
 mod attention_ops;
 mod backend;
+mod block_checks;
 mod block_moves;
 mod buffer;
 mod event;

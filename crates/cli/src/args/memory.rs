@@ -59,6 +59,12 @@ pub(crate) struct MemoryArgs {
     /// otherwise by `kv_cache` [default: keep all]
     #[arg(long, value_name = "TOKENS", conflicts_with = "kv_window")]
     kv_budget: Option<NonZeroUsize>,
+
+    /// Debugging: full blocks of the KV cache have checksums, which are verified when a block is
+    /// used again or comes back from the host; a block that has changed ends the server with its
+    /// name; on CPUs only
+    #[arg(long)]
+    pub(crate) kv_checksums: bool,
 }
 
 impl MemoryArgs {

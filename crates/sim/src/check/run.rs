@@ -165,6 +165,9 @@ fn start(
     })?;
     let (mut engine, handle) = Engine::new(backend.clone(), decoder, scenario.engine.clone())?;
     engine.set_policy(scenario.policy.clone())?;
+    if scenario.checks_blocks {
+        engine.check_blocks()?;
+    }
     Ok((engine, handle))
 }
 

@@ -21,6 +21,8 @@ pub struct Scenario {
     pub policy: Policy,
     /// What decides from some moment on.
     pub tunings: Vec<(Duration, Tuning)>,
+    /// Whether full blocks have checksums.
+    pub checks_blocks: bool,
     /// In order of their arrival.
     pub requests: Vec<Planned>,
     /// What goes wrong on the device.
@@ -47,7 +49,9 @@ impl Scenario {
         let requests = requests(&mut random, &engine, window);
         let faults = faults(&mut random);
         let noise = random.pick(&[0.0, 0.1, 3.0]);
-        Self { seed, engine, window, policy: policy_now, tunings, requests, faults, noise }
+        let checks_blocks = random.chance(30);
+        let policy = policy_now;
+        Self { seed, engine, window, policy, tunings, checks_blocks, requests, faults, noise }
     }
 }
 
@@ -97,6 +101,7 @@ fn faults(random: &mut Random) -> Faults {
         lost_at: random.chance(5).then(|| random.range(1, 3000) as u64),
         out_of_memory_at: random.chance(2).then(|| random.range(0, 80)),
         slow_per_mille: random.pick(&[0, 0, 0, 20]),
+        flips_after: None,
         skipped_wait: None,
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use inflight_backend::{
-    AttentionShape, Backend, BackendError, Clock, CutPrompts, DeviceBatch, Dtype, HistoryShape,
+    AttentionShape, Backend, BackendError, CheckBlocks, Clock, CutPrompts, DeviceBatch, Dtype, HistoryShape,
     HostTensor, KvDtype, MoveBlocks, MoveWay, RowState, StepShape, TurnBlocks,
     ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
@@ -343,6 +343,19 @@ impl Backend for SimBackend {
     }
 
     fn cuts_prompts(&self) -> bool {
+        true
+    }
+
+    fn check_blocks(&self, args: CheckBlocks<'_, Self>, stream: &SimStream) -> Done<()> {
+        self.operate(*stream, |_| 0.0)?;
+        let mut state = self.state();
+        if state.config.checks {
+            state.check_blocks(stream.thread, &args);
+        }
+        Ok(())
+    }
+
+    fn checks_blocks(&self) -> bool {
         true
     }
 

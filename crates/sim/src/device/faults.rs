@@ -9,6 +9,8 @@ pub struct Faults {
     pub out_of_memory_at: Option<usize>,
     /// One step in a thousand, times this, takes fifty times as long as it should.
     pub slow_per_mille: u64,
+    /// Of the blocks that are noted to be full, so many stay as they are; the next one changes.
+    pub flips_after: Option<usize>,
     /// A wait that the engine asks for and that is not done: a planted bug.
     pub skipped_wait: Option<Wait>,
 }

@@ -1,7 +1,8 @@
 //! Keys and values of a simulated device: what is written, read, turned, cut and copied.
 
-use inflight_backend::{BlockTurn, PromptCut};
+use inflight_backend::{BlockCheck, BlockSum, BlockTurn, CheckBlocks, PromptCut, SumCheck};
 
+use super::backend::SimBackend;
 use super::state::{COMPUTE, State};
 use super::token::{chosen, kv_value, turned};
 
@@ -102,5 +103,40 @@ impl State {
         self.writes_block(thread, to, target);
         let values = self.memories[from].block_mut(source as usize).values.clone();
         self.memories[to].block_mut(target as usize).values = values;
+    }
+    /// Notes or verifies what blocks hold.
+    pub(super) fn check_blocks(&mut self, thread: usize, args: &CheckBlocks<'_, SimBackend>) {
+        let keys = args.kv.parts()[0].id;
+        let (memory, check) = match args.check {
+            BlockCheck::Note { full, partial } => (keys, SumCheck::Note { full, partial }),
+            BlockCheck::Verify(blocks) => (keys, SumCheck::Verify(blocks)),
+            BlockCheck::Left(host, pairs) => (host.id, SumCheck::Left(pairs)),
+            BlockCheck::Returns(host, pairs) => (host.id, SumCheck::Returns(pairs)),
+        };
+        let sum = |block| {
+            self.reads_block(thread, memory, block);
+            let values = &self.memories[memory].block_mut(block as usize).values;
+            let add = |sum: BlockSum, value: &u64| sum.add(&value.to_le_bytes());
+            values.iter().fold(BlockSum::default(), add).get()
+        };
+        if let Err(changed) = args.sums.check(check, sum) {
+            self.violations.push(changed);
+        }
+        if let BlockCheck::Note { full, .. } = args.check {
+            self.flip(keys, full);
+        }
+    }
+
+    /// A block changes that nobody is to write to any more, if that is to happen now.
+    fn flip(&mut self, memory: usize, full: &[u32]) {
+        let Some(left) = &mut self.config.faults.flips_after else { return };
+        match left.checked_sub(full.len()) {
+            Some(later) => *left = later,
+            None => {
+                let block = full[*left];
+                self.config.faults.flips_after = None;
+                *self.memories[memory].block_mut(block as usize).place_mut(0) ^= 1;
+            }
+        }
     }
 }
