@@ -133,7 +133,7 @@ impl Default for BlockSum {
 impl BlockSum {
     /// The sum of what was added and these bytes behind it.
     #[must_use]
-    pub fn add(self, bytes: &[u8]) -> Self {
+    pub fn with(self, bytes: &[u8]) -> Self {
         let words = bytes.chunks(8).map(|chunk| {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -159,12 +159,12 @@ mod tests {
     #[test]
     fn one_flipped_bit_changes_the_sum() {
         let bytes: Vec<u8> = (0..100).collect();
-        let sum = BlockSum::default().add(&bytes).get();
-        assert_eq!(BlockSum::default().add(&bytes[..48]).add(&bytes[48..]).get(), sum);
+        let sum = BlockSum::default().with(&bytes).get();
+        assert_eq!(BlockSum::default().with(&bytes[..48]).with(&bytes[48..]).get(), sum);
         for bit in 0..800 {
             let mut other = bytes.clone();
             other[bit / 8] ^= 1 << (bit % 8);
-            assert_ne!(BlockSum::default().add(&other).get(), sum, "bit {bit}");
+            assert_ne!(BlockSum::default().with(&other).get(), sum, "bit {bit}");
         }
     }
 

@@ -33,7 +33,7 @@ impl BlockChecks {
     /// Looks at a batch that is about to be launched.
     pub(crate) fn look_at(&mut self, batch: &Batch, scheduler: &Scheduler) {
         let Self { used_again, full, partial, .. } = self;
-        [&mut *used_again, full, partial].map(Vec::clear);
+        [&mut *used_again, full, partial].into_iter().for_each(Vec::clear);
         let turned: HashSet<BlockId> = batch.turns.iter().map(|turn| turn.copy.to).collect();
         used_again.extend(batch.turns.iter().map(|turn| turn.copy.from.0));
         for row in &batch.rows {
@@ -69,9 +69,9 @@ impl<B: Backend> Engine<B> {
             let reason = format!("{device}: no checksums of the KV cache's blocks");
             return Err(BackendError::Unsupported(reason).into());
         }
-        let (num_blocks, num_swap_blocks) =
-            (self.config.num_blocks, self.config.memory.num_swap_blocks);
-        self.mover.checks = Some(BlockChecks::new(num_blocks, num_swap_blocks));
+        let config = self.scheduler().config();
+        let checks = BlockChecks::new(config.num_blocks, config.memory.num_swap_blocks);
+        self.mover.checks = Some(checks);
         Ok(())
     }
 }

@@ -71,11 +71,7 @@ impl<B: Backend> BlockMover<B> {
     }
 
     /// Enqueues the check, if blocks are checked, of those that the batch uses again.
-    pub(crate) fn verify(
-        &self,
-        backend: &B,
-        compute: &B::Stream,
-    ) -> Result<(), BackendError> {
+    pub(crate) fn verify(&self, backend: &B, compute: &B::Stream) -> Result<(), BackendError> {
         let Some(checks) = &self.checks else { return Ok(()) };
         self.check(backend, checks, BlockCheck::Verify(&checks.used_again), compute)
     }

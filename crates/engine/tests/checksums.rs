@@ -25,7 +25,7 @@ fn requests() -> Vec<RequestSpec> {
 fn serve(config: EngineConfig, checks_blocks: bool) -> Vec<Vec<u32>> {
     let (mut engine, handle) = engine(config);
     if checks_blocks {
-        engine.check_blocks().unwrap();
+        engine.check_blocks().expect("CPUs can");
     }
     let running = Running { handle, thread: std::thread::spawn(|| engine.run()) };
     let mut tokens = Vec::new();

@@ -135,7 +135,7 @@ fn a_changed_block_is_found_by_its_checksum() {
         assert!(is_named || violation.contains(": token "), "found as: {violation}");
         num_named += u64::from(is_named);
     }
-    assert!(num_named >= NUM_SEEDS / 10, "named {num_named} times only");
+    assert!(num_named >= NUM_SEEDS / 25, "named {num_named} times only");
 }
 
 /// A run is the same each time, and another seed is another run.

@@ -21,8 +21,8 @@ use super::{
     stream::{CpuStream, Fault},
 };
 use crate::{
-    Backend, BackendError, Ceilings, CheckBlocks, CutPrompts, DeviceBatch, Dtype, HistoryShape, HostTensor,
-    KvDtype, MoveBlocks, OutputLayout, StepShape, TurnBlocks,
+    Backend, BackendError, Ceilings, CheckBlocks, CutPrompts, DeviceBatch, Dtype, HistoryShape,
+    HostTensor, KvDtype, MoveBlocks, OutputLayout, StepShape, TurnBlocks,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };

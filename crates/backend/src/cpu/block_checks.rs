@@ -61,11 +61,11 @@ impl CheckOperands {
 
     fn on_device(&self, block: u32) -> u64 {
         let start = block as usize * self.part_bytes;
-        let add = |sum: BlockSum, part: &CpuBuffer| {
+        let with = |sum: BlockSum, part: &CpuBuffer| {
             let _turn = part.take_turns();
-            sum.add(&part.read::<u8>()[start..start + self.part_bytes])
+            sum.with(&part.read::<u8>()[start..start + self.part_bytes])
         };
-        self.parts.iter().fold(BlockSum::default(), add).get()
+        self.parts.iter().fold(BlockSum::default(), with).get()
     }
 
     fn on_host(&self, host: &CpuBuffer, block: u32) -> u64 {
@@ -73,7 +73,7 @@ impl CheckOperands {
         let start = block as usize * len;
         let _turn = host.take_turns();
         let bytes = host.read::<u8>();
-        let add = |sum: BlockSum, part: &[u8]| sum.add(part);
-        bytes[start..start + len].chunks(self.part_bytes).fold(BlockSum::default(), add).get()
+        let with = |sum: BlockSum, part: &[u8]| sum.with(part);
+        bytes[start..start + len].chunks(self.part_bytes).fold(BlockSum::default(), with).get()
     }
 }

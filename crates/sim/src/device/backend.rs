@@ -6,8 +6,8 @@ use std::{
 };
 
 use inflight_backend::{
-    AttentionShape, Backend, BackendError, CheckBlocks, Clock, CutPrompts, DeviceBatch, Dtype, HistoryShape,
-    HostTensor, KvDtype, MoveBlocks, MoveWay, RowState, StepShape, TurnBlocks,
+    AttentionShape, Backend, BackendError, CheckBlocks, Clock, CutPrompts, DeviceBatch, Dtype,
+    HistoryShape, HostTensor, KvDtype, MoveBlocks, MoveWay, RowState, StepShape, TurnBlocks,
     ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 

@@ -116,8 +116,8 @@ impl State {
         let sum = |block| {
             self.reads_block(thread, memory, block);
             let values = &self.memories[memory].block_mut(block as usize).values;
-            let add = |sum: BlockSum, value: &u64| sum.add(&value.to_le_bytes());
-            values.iter().fold(BlockSum::default(), add).get()
+            let with = |sum: BlockSum, value: &u64| sum.with(&value.to_le_bytes());
+            values.iter().fold(BlockSum::default(), with).get()
         };
         if let Err(changed) = args.sums.check(check, sum) {
             self.violations.push(changed);
