@@ -77,3 +77,55 @@ impl CheckOperands {
         bytes[start..start + len].chunks(self.part_bytes).fold(BlockSum::default(), with).get()
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::{
+        AttentionShape, Backend, BackendError, CpuConfig, KvBlocks, KvLayer, KvLayout, MoveBlocks,
+        MoveWay,
+    };
+
+    /// Block 1 goes to the host and comes back as block 3; then somebody writes to it.
+    #[test]
+    fn a_block_that_was_written_to_is_a_fault() {
+        let config = CpuConfig { num_threads: 1, ..CpuConfig::detect() };
+        let backend = CpuBackend::new(config).unwrap();
+        let attention =
+            AttentionShape { num_heads: 1, num_kv_heads: 1, head_dim: 8, block_size: 4 };
+        let layout = KvLayout::new(backend.kv_dtype(), attention);
+        let alloc = || backend.alloc_kv("kv", 4 * layout.block_bytes()).unwrap();
+        let layer = KvLayer { keys: alloc(), values: alloc() };
+        let kv = KvBlocks::new(std::slice::from_ref(&layer), layout);
+        let host = backend.alloc_host("host", 2 * kv.block_bytes() / 4).unwrap();
+        let stream = backend.create_stream("compute").unwrap();
+        let sums = BlockSums::new(4, 2);
+        let check = |check| {
+            let args = CheckBlocks { kv: &kv, sums: &sums, check };
+            backend.check_blocks(args, &stream).unwrap();
+        };
+        let move_blocks = |pairs: &[BlockPair], way| {
+            backend.move_blocks(MoveBlocks { kv: &kv, pairs, way }, &stream).unwrap();
+        };
+        let wait = || {
+            let event = backend.create_event().unwrap();
+            backend.record(&event, &stream).unwrap();
+            backend.synchronize(&event)
+        };
+        layer.values.write::<u8>()[layout.block_bytes() + 2] = 7;
+        check(BlockCheck::Note { full: &[0, 1], partial: &[] });
+        let (out, back) = ([BlockPair { from: 1, to: 1 }], [BlockPair { from: 1, to: 3 }]);
+        move_blocks(&out, MoveWay::ToHost(&host));
+        check(BlockCheck::Left(&host, &out));
+        check(BlockCheck::Returns(&host, &back));
+        move_blocks(&back, MoveWay::FromHost(&host));
+        check(BlockCheck::Verify(&[0, 1, 3]));
+        wait().expect("nothing has changed");
+        layer.values.write::<u8>()[3 * layout.block_bytes() + 2] = 6;
+        check(BlockCheck::Verify(&[0, 1, 3]));
+        match wait() {
+            Err(BackendError::DeviceLost(reason)) => assert!(reason.contains("block 3 of the KV")),
+            other => panic!("{other:?}"),
+        }
+    }
+}
