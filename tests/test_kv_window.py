@@ -1,6 +1,7 @@
 """Requests that keep only a part in the KV cache."""
 
 import pytest
+from inflight import TINY_MODEL, Server
 
 STORY = "Once upon a time there was a lighthouse keeper who counted the waves. " * 12
 
@@ -35,3 +36,14 @@ def test_what_cannot_work_is_refused(server, model, kv_cache):
     body = {"model": model, "prompt": "Hi", "max_tokens": 1, "kv_cache": kv_cache}
     status, _, answer = server.request("POST", "/v1/completions", body)
     assert status == 400 and answer["error"]["param"] == "kv_cache", answer
+
+
+def test_checksums_change_nothing(tiny):
+    """Blocks that are found again, and those that come back from the host."""
+    body = {"prompt": "A beginning that is the same each time. ", "max_tokens": 40}
+    _, _, expected = tiny.request("POST", "/v1/completions", {**body, "temperature": 0})
+    flags = ["--kv-checksums", "--kv-cache-tokens", "512", "--host-cache", "0.1"]
+    with Server(TINY_MODEL, *flags) as checked:
+        for _ in range(3):
+            _, _, answer = checked.request("POST", "/v1/completions", {**body, "temperature": 0})
+            assert answer["choices"][0]["text"] == expected["choices"][0]["text"]
