@@ -210,6 +210,12 @@ def test_the_last_message_goes_on(client, model):
     assert answer.choices[0].message.content.startswith(" ")
 
 
+def test_a_model_without_thoughts_keeps_to_any_budget(client, model):
+    plain, held = (chat(client, model, extra_body=body).choices[0].message.content
+                   for body in ({}, {"thinking_token_budget": 0}))
+    assert held == plain
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

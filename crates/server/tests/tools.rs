@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{FakeEngine, TestServer, chunks, says, script};
+use common::{END_THINK, FakeEngine, THINK, TestServer, chunks, says, script};
 use inflight_engine::FinishReason;
 use serde_json::{Value, json};
 
@@ -106,6 +106,29 @@ async fn calls_of_strict_tools_are_held_to_their_schemas() {
     assert!(allows(&call("free", "{\"a\": \"1\"}")), "it did not ask to be strict");
     let both = call("free", "{}") + "\n" + &call("strict", "{\"a\": true}");
     assert!(!allows(&both));
+}
+
+/// What is asked of the answer comes after thoughts, however few they may be.
+#[tokio::test]
+async fn thoughts_have_a_budget() {
+    let server = TestServer::thinking("Hi");
+    let said = |thoughts: &str, rest: &str| {
+        let (thoughts, rest) = (common::bytes(thoughts), common::bytes(rest));
+        [&[THINK], &thoughts[..], &[END_THINK], &rest[..]].concat()
+    };
+    let allows = |tokens: &[u32]| server.engine.last_allows(tokens);
+    server.post(PATH, ask(json!({"thinking_token_budget": 2}))).await;
+    assert_eq!(allows(&said("Hm", "Yes")), Ok(()));
+    assert_eq!(allows(&said("Hmm", "Yes")), Err(3));
+    server.post(PATH, ask(json!({"thinking_token_budget": 0, "guided_choice": ["Yes"]}))).await;
+    assert_eq!(allows(&said("", "Yes")), Ok(()));
+    assert_eq!(allows(&said("", "No")), Err(2));
+    assert_eq!(allows(&said("H", "Yes")), Err(1));
+    let plain = TestServer::rich("Hi");
+    let refused =
+        plain.post_text(PATH, &ask(json!({"thinking_token_budget": 1})).to_string()).await;
+    let message = refused.2["error"]["message"].as_str().unwrap();
+    assert!(message.contains("`thinking_token_budget`"), "nothing ends these thoughts: {message}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::messages::{Message, template_messages};
 use super::tool_fields::{ToolChoiceField, ToolField, tool_choice};
-use crate::chat::{Conversation, check_tools, set_effort, set_thinking};
+use crate::chat::{Budget, Conversation, check_tools, set_effort, set_thinking};
 use crate::error::ApiError;
 use crate::state::ServerState;
 
@@ -19,6 +19,8 @@ pub(crate) struct ConversationFields {
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
     enable_thinking: Option<bool>,
+    /// vLLM's name. A model without thoughts keeps to any.
+    thinking_token_budget: Option<u64>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -56,7 +58,9 @@ impl ConversationFields {
             adds_generation_prompt: self.add_generation_prompt.unwrap_or(true),
             asked: None,
             variables,
-            thinking_budget: None,
+            thinking_budget: self
+                .thinking_token_budget
+                .map(|num_tokens| Budget { num_tokens, field: "thinking_token_budget" }),
         })
     }
 }
