@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from inflight import run
+from known_pace import KnownPace
 
 
 def bench(url, *flags):
@@ -58,6 +59,24 @@ def test_a_rate_is_kept_and_lengths_come_from_a_file(tiny, tmp_path):
     # 20 requests are due in 19 times 25 ms, from the first one on.
     assert told["wall_s"] >= 0.475
     assert told["lateness_ms"]["n"] == 20
+
+
+def test_times_are_from_sending_to_the_first_text_and_between_texts(tmp_path):
+    figures = tmp_path / "load.json"
+    with KnownPace(ttft_ms=40, gap_ms=10) as server:
+        code, stdout, stderr = bench(
+            server.url, "--concurrency", "2", "--num-prompts", "4", "--output-len", "5",
+            "--warm-up", "0", "--no-keepalive", "--json", figures,
+        )  # fmt: skip
+    assert code == 0, stdout + stderr
+    [told] = json.loads(figures.read_text())["runs"]
+    # Nothing comes early; how late it comes is this machine's affair.
+    assert (told["ttft_ms"]["n"], told["itl_ms"]["n"]) == (4, 4 * (5 - 1))
+    assert told["ttft_ms"]["p50"] >= 40 and told["e2e_ms"]["p50"] >= 40 + 4 * 10
+    # All gaps of a request add up to the time from its first text to its last.
+    assert told["itl_ms"]["mean"] == pytest.approx(told["tpot_ms"]["mean"], rel=1e-6)
+    between = told["e2e_ms"]["mean"] - told["ttft_ms"]["mean"]
+    assert 4 * told["itl_ms"]["mean"] <= between
 
 
 class Misbehaving:
