@@ -154,14 +154,22 @@ def test_the_page_asks_for_a_key_that_the_server_wants(browser):
         page.close()
 
 
-def test_the_docs_list_every_endpoint(browser, tiny):
+def test_the_docs_list_every_endpoint(browser, tmp_path):
+    # With a folder for files: then there are the most endpoints, and one that takes a form.
+    with Server(TINY_MODEL, "--files-dir", tmp_path) as running:
+        check_docs(browser, running)
+
+
+def check_docs(browser, server):
     page, complaints = browser.new_page(), []
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else 0)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"{tiny.url}/docs")
-    paths = tiny.request("GET", "/openapi.json")[2]["paths"]
+    page.goto(f"{server.url}/docs")
+    paths = server.request("GET", "/openapi.json")[2]["paths"]
     operations = page.locator("#operations > details")
     expect(operations).to_have_count(sum(len(methods) for methods in paths.values()))
+    page.get_by_text("POST /v1/files").click()
+    expect(page.locator("#createFile")).to_contain_text("purpose (required)")
     page.get_by_text("POST /v1/chat/completions").click()
     chat = page.locator("#createChatCompletion")
     expect(chat).to_contain_text("temperature")

@@ -81,7 +81,8 @@ function answers(responses) {
 }
 
 function operation(method, path, described) {
-  const body = described.requestBody?.content["application/json"].schema;
+  // JSON or a form: each operation takes one of them.
+  const body = Object.values(described.requestBody?.content ?? {})[0]?.schema;
   const parameters = described.parameters?.map((parameter) =>
     fieldRow(parameter.name, { ...parameter.schema, description: parameter.description },
       parameter.required));
