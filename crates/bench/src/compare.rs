@@ -51,6 +51,7 @@ const SETTINGS: [&str; 9] = [
     "rate",
     "chunk",
     "target_ms",
+    "interval_ms",
     "scale",
 ];
 /// Texts and switches that tell members of a list apart.
@@ -97,6 +98,8 @@ fn better(name: &str) -> Option<Better> {
     let last = parts.next()?;
     let is_quantile = matches!(last, "p50" | "p90" | "p95" | "p99" | "mean" | "max");
     let key = if is_quantile { parts.next()? } else { last };
+    // One of a list of values.
+    let key = key.split_once('[').map_or(key, |(key, _)| key);
     let ends = |ends: &[&str]| ends.iter().any(|end| key.ends_with(end));
     match () {
         () if SETTINGS.contains(&key) || key.starts_with("ceiling") => None,
@@ -211,6 +214,8 @@ mod tests {
         check("runs[0].device_busy_fraction", Some(Better::Higher));
         check("runs[0].ttft_ms.p50", Some(Better::Lower));
         check("runs[0].ttft_ms.n", None);
+        check("phases[host].ttft_ms[0]", Some(Better::Lower));
+        check("interval_ms", None);
         check("runs[0].quarters[1].ms_per_step", Some(Better::Lower));
         check("runs[0].host[launch].median_us", Some(Better::Lower));
         check("runs[0].bubbles_s.host_waits", Some(Better::Lower));

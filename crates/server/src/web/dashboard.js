@@ -4,6 +4,8 @@
 
 const POLL_MS = 500;
 const BATCH_SECONDS = 30;
+/** Over how long rates are told: steps count when they end, so over less they would jump about. */
+const RATES_MS = 5000;
 const LANES = ["host", "h2d", "compute", "d2h"];
 const PHASES = {
   admit: "#8250df", plan: "#bf8700", stage: "#1a7f37", launch: "#0969da", late: "#d4388c",
@@ -19,7 +21,8 @@ const colour = (id) => `hsl(${(id * 137.508) % 360} 65% 50%)`;
 
 let seen = false;
 let paused = false;
-let before = null;
+/** Counts at the last looks, the oldest first. */
+let looks = [];
 let timeline = [];
 /** Requests in the batch: id, lane, when they came and when they left. */
 let members = [];
@@ -55,13 +58,15 @@ function figures(metrics, state, now) {
   put("cache", `${(100 * sum(metrics.inflight_kv_cache_usage_ratio)).toFixed(1)} %`);
   latency("first", state.latencies.first_token_s);
   latency("inter", state.latencies.inter_token_s);
-  if (before && now > before.now) {
+  looks.push(current);
+  while (looks.length > 2 && now - looks[1].now >= RATES_MS) looks.shift();
+  const [before] = looks;
+  if (now > before.now) {
     const seconds = (now - before.now) / 1000;
     put("rate", `${((current.generated - before.generated) / seconds).toFixed(0)}/s`);
     const busy = Math.min(1, Math.max(0, (current.busy - before.busy) / seconds));
     put("busy", `${(100 * busy).toFixed(1)} %`);
   }
-  before = current;
   const total = sum(idle) + current.busy;
   const rows = [...idle].sort((a, b) => b.value - a.value).map((sample) => {
     const row = document.createElement("tr");
