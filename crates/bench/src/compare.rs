@@ -42,7 +42,7 @@ pub struct Comparison {
 }
 
 /// Numbers that tell what was measured, not how it came out.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 10] = [
     "num_rows",
     "context",
     "limit",
