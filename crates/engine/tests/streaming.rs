@@ -11,10 +11,27 @@ use support::{Running, config, start};
 const WINDOW: KvKeep = KvKeep::Latest(KvWindow { num_sinks: 2, window: 16 });
 
 /// One layer, whose keys and values depend on their own tokens alone.
-const ONE_LAYER: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+const ONE_LAYER: &str = r#"{"architectures": ["MistralForCausalLM"], "model_type": "mistral",
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu"}"#;
+    "max_position_embeddings": CONTEXT, "sliding_window": WINDOW, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu"}"#;
+
+fn one_layer(context: usize, window: &str) -> ModelFiles {
+    let folder = std::env::temp_dir();
+    let folder = folder.join(format!("inflight-stream-{}-{window}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder of our own");
+    let config = ONE_LAYER.replace("CONTEXT", &context.to_string()).replace("WINDOW", window);
+    std::fs::write(folder.join("config.json"), config).expect("it is ours");
+    let files = ModelFiles::dummy(&folder, 5).expect("the text is sound");
+    std::fs::remove_dir_all(&folder).expect("it is ours");
+    files
+}
+
+/// Half a thousand tokens of which no sixteen are like others.
+fn stream() -> Vec<u32> {
+    (0..500u32).map(|i| i.wrapping_mul(2_654_435_761) % 300).collect()
+}
 
 fn exact_cpu() -> CpuBackend {
     let (kv_dtype, weights) = (KvDtype::F32, WeightPrecision::F32);
@@ -34,16 +51,12 @@ fn logprob(backend: &CpuBackend, decoder: &Decoder<CpuBackend>, tokens: &[u32], 
 /// by side, far beyond the positions that the model has.
 #[test]
 fn a_long_stream_sees_sinks_and_window_side_by_side() {
-    let folder = std::env::temp_dir().join(format!("inflight-stream-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("config.json"), ONE_LAYER).unwrap();
-    let files = ModelFiles::dummy(&folder, 5).unwrap();
-    std::fs::remove_dir_all(&folder).unwrap();
+    let files = one_layer(64, "null");
     let backend = exact_cpu();
     let load = |max_len| {
         Decoder::load(&backend, &files.config, &files.weights, max_len, &mut |_| {}).unwrap()
     };
-    let tokens: Vec<u32> = (0..500u32).map(|i| i.wrapping_mul(2_654_435_761) % 300).collect();
+    let tokens = stream();
     for num_sinks in [0, 2, 8] {
         let kv_keep = KvKeep::Latest(KvWindow { num_sinks, window: 32 });
         // Sinks of 2 take a block, of 8 two; a stride is a block of 4.
@@ -76,6 +89,38 @@ fn a_long_stream_sees_sinks_and_window_side_by_side() {
             let found = f64::from(scores.logprobs[position]);
             assert!((found - expected).abs() < 2e-3, "{position}: {found}, not {expected}");
         }
+    }
+}
+
+/// A model that looks back on 20 tokens needs room for these and a batch: ten blocks of four
+/// for 500 tokens. What it sees is what a model without a window sees of just them.
+#[test]
+fn blocks_behind_a_models_own_window_are_free() {
+    let backend = exact_cpu();
+    let load = |files: &ModelFiles| {
+        Decoder::load(&backend, &files.config, &files.weights, 512, &mut |_| {}).unwrap()
+    };
+    let config = EngineConfig {
+        max_num_batched_tokens: 16,
+        max_model_len: 512,
+        num_blocks: 10,
+        ..config(false)
+    };
+    let windowed = load(&one_layer(512, "20"));
+    let (mut engine, handle) = Engine::new(backend.clone(), windowed, config).unwrap();
+    let tokens = stream();
+    let (next, prompt) = tokens.split_last().unwrap();
+    let spec =
+        RequestSpec { prompt: prompt.to_vec(), max_tokens: Some(1), ..RequestSpec::default() };
+    let request = handle.limits().validate(spec).unwrap();
+    let scores = engine.score(request, &[*next], &mut |_| {}).unwrap();
+    assert!(scores.num_blocks <= 10, "{} blocks of four", scores.num_blocks);
+    let decoder = load(&one_layer(512, "null"));
+    for position in (0..499usize).step_by(23) {
+        let seen = &tokens[(position + 1).saturating_sub(20)..=position];
+        let expected = logprob(&backend, &decoder, seen, tokens[position + 1]);
+        let found = f64::from(scores.logprobs[position]);
+        assert!((found - expected).abs() < 2e-3, "{position}: {found}, not {expected}");
     }
 }
 
