@@ -1,5 +1,6 @@
 // x += parts (+ bias), and out = x / sqrt(mean(x^2) + eps) * weight if asked for. One block a row.
-#include "common.cuh"
+// SPLIT: out as codes besides, for a product with weights in e4m3.
+#include "fp8_split.cuh"
 
 struct Params {
     float* x;            // [num_rows, len]
@@ -7,9 +8,10 @@ struct Params {
     const float* bias;   // [len], or null
     const float* weight; // [len], or null: nothing is normalised
     bf16* out;           // [num_rows, len]
+    SplitRows split;
     u32 num_rows;
     u32 num_parts;
-    u32 len;
+    u32 len; // With SPLIT a multiple of 128.
     float eps;
 };
 
@@ -44,6 +46,17 @@ DEVICE float4 total(const Params& p, u64 at, u32 i) {
     return p.bias == nullptr ? x : add4(x, load4(p.bias + i));
 }
 
+// Splits 128 columns from `start` of a row: `pairs` are this lane's four. Of a word the lane has one
+// pair and the lane two further the other, so that each takes one of their two words.
+DEVICE void split_pairs(const Params& p, u32 row, u32 start, uint2 pairs) {
+    bool is_first = lane_id() / 2 % 2 == 0;
+    u32 other = __shfl_xor_sync(ALL_LANES, is_first ? pairs.y : pairs.x, 2);
+    u32 t = lane_id() % 2 * 2 + (is_first ? 0 : 1), s = lane_id() / 4 % 4;
+    u32 word = lane_id() / 16 * 16 + 4 * t + s;
+    split_word(p.split, row, start / SPLIT_COLS, p.len, word, is_first ? pairs.x : other,
+               is_first ? other : pairs.y);
+}
+
 KERNEL void __launch_bounds__(1024) add_norm(const Params p) {
     wait_for_earlier_kernels();
     u64 start = u64(blockIdx.x) * p.len;
@@ -65,8 +78,11 @@ KERNEL void __launch_bounds__(1024) add_norm(const Params p) {
         u32 i = first + j * stride;
         if (i >= p.len) break;
         float4 v = kept[j], w = load4(p.weight + i);
-        *reinterpret_cast<uint2*>(p.out + start + i) =
-            make_uint2(pack_bf16(v.x * scale * w.x, v.y * scale * w.y),
-                       pack_bf16(v.z * scale * w.z, v.w * scale * w.w));
+        uint2 pairs = make_uint2(pack_bf16(v.x * scale * w.x, v.y * scale * w.y),
+                                 pack_bf16(v.z * scale * w.z, v.w * scale * w.w));
+        *reinterpret_cast<uint2*>(p.out + start + i) = pairs;
+#if SPLIT
+        split_pairs(p, blockIdx.x, i - lane_id() * 4, pairs);
+#endif
     }
 }

@@ -177,6 +177,7 @@ template <u32 N> struct Product;
                 "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // `both`: a and b in shared memory, both by rows; d is overwritten unless `add`.
+// `codes`: as `both`, of 32 columns of e4m3 instead of 16 of bf16, in as many bytes.
 // `rows`, `columns`: d += a * b, a in registers, b by rows or by columns.
 // A, B, ..: the next names after d's.
 #define WG_PRODUCT(N, REGS, A, B, C, D, E)                                                        \
@@ -185,6 +186,13 @@ template <u32 N> struct Product;
             asm volatile("{ .reg .pred add; setp.ne.b32 add, " C ", 0;\n"                         \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "              \
                          "{" WG_NAMES_##REGS "}, " A ", " B ", add, 1, 1, 0, 0; }"                \
+                         : WG_##REGS(0)                                                           \
+                         : "l"(a), "l"(b), "r"(add));                                             \
+        }                                                                                         \
+        static DEVICE void codes(float (&d)[N / 8][4], u64 a, u64 b, u32 add) {                   \
+            asm volatile("{ .reg .pred add; setp.ne.b32 add, " C ", 0;\n"                         \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 "              \
+                         "{" WG_NAMES_##REGS "}, " A ", " B ", add, 1, 1; }"                      \
                          : WG_##REGS(0)                                                           \
                          : "l"(a), "l"(b), "r"(add));                                             \
         }                                                                                         \

@@ -8,9 +8,11 @@
 //   columns    0..63   64..127   128..      a stage: 64 columns of the weights' tile and of x;
 //   stage        0        1        2 ..     STAGES of them are a ring in shared memory
 //
-// Weights in e4m3 have 128 columns in as many bytes. They go to the tensor cores by way of
-// registers, where they become bf16; sums are multiplied by the rows' scales at the end, or by
-// those of blocks of 128 columns after each stage.
+// Weights in e4m3 have 128 columns in as many bytes. x is split beforehand into two numbers of e4m3
+// for each, see `fp8_split.cuh`, so that tensor cores take all as it comes: sums of a stage are
+// multiplied by x's scales, which are of 128 columns of a row, and by the weights' if these are of
+// blocks of 128 columns; scales of rows of the weights come at the end. Sums of a stage alone also
+// keep what the tensor cores' sums of e4m3 lack in precision from mattering.
 //
 // With fewer tiles than multiprocessors, blocks along y share the columns of a tile. Each writes
 // its own sums, and the kernel behind, which reads them anyway, adds them up: if blocks waited for
@@ -20,7 +22,7 @@
 // result: as many as fill the ring are asked for before earlier kernels have ended.
 //
 // Source: operands swapped and x padded to 8 after FlashDecoding++, 2023; roles of warps as in
-// CUTLASS's kernels for Hopper.
+// CUTLASS's kernels for Hopper; sums of 128 columns of e4m3 at a time as in DeepSeek-V3, 2024.
 #include "hopper.cuh"
 
 typedef ElementOf<SILU>::type Out; // bf16, or f32.
@@ -30,10 +32,11 @@ constexpr u32 THREADS = 32 * WARPS;
 constexpr u32 TILE_ROWS = GROUPS * GROUP_ROWS; // Of the weights.
 constexpr u32 ROW_BYTES = 128; // Of weights or of x, in shared memory.
 constexpr u32 TILE_COLS = FP8 ? 128 : 64;
-constexpr u32 PANELS = TILE_COLS / 64; // Of x, each of 64 columns.
+constexpr u32 PANELS = FP8 ? 2 : 1;    // Of x: of codes the greater and the lesser.
 constexpr u32 PANEL_BYTES = M * ROW_BYTES;
 constexpr u32 WEIGHT_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr u32 STAGE_BYTES = WEIGHT_BYTES + PANELS * PANEL_BYTES;
+constexpr u32 SCALES_BYTES = FP8 ? 4 * M : 0; // Of x, of a stage.
 // Tensor cores take 64 rows of the weights: those beyond a group's are not used, but read.
 constexpr u32 BEYOND = (64 - GROUP_ROWS) * ROW_BYTES;
 constexpr u32 CHUNK = M < 16 ? M : 16; // Rows of x whose sums are written at once.
@@ -47,9 +50,10 @@ static_assert(GROUPS % HALVES == 0, "a group is of one half");
 
 struct Params {
     TensorMap weight;    // [rows, cols], boxes [TILE_ROWS / HALVES, 64]; codes as pairs
-    TensorMap x;         // [num_rows, cols], boxes [M, 64]
+    TensorMap x;         // [num_rows, cols], boxes [M, 64]; of codes 2 of them, boxes [2, M, 64]
     const float* bias;   // [rows], or null; only of SiLU
     const float* scales; // Of codes: [rows], or of blocks [ceil(cols / 128), rows]
+    const float* x_scales; // Of codes: [ceil(cols / 128), M]
     Out* out;            // [gridDim.y, num_rows, rows], or of SiLU [num_rows, rows / 2]
     u32 num_rows;
     u32 rows;
@@ -57,16 +61,17 @@ struct Params {
     u32 reserved;
 };
 
-// The ring in shared memory: stages, then sums to be written, then barriers.
+// The ring in shared memory: stages, then sums to be written, then x's scales, then barriers.
 struct Ring : RingPlace<STAGES> {
     u32 stages;
 
     DEVICE explicit Ring(u32 address) : stages(address) {}
 
     DEVICE u32 at(u32 i) const { return stages + i * STAGE_BYTES; }
-    DEVICE u32 full(u32 i) const {
-        return at(STAGES) + (SUMS_BYTES > BEYOND ? SUMS_BYTES : BEYOND) + 8 * i;
+    DEVICE u32 scales(u32 i) const {
+        return at(STAGES) + (SUMS_BYTES > BEYOND ? SUMS_BYTES : BEYOND) + i * SCALES_BYTES;
     }
+    DEVICE u32 full(u32 i) const { return scales(STAGES) + 8 * i; }
     DEVICE u32 empty(u32 i) const { return full(STAGES + i); }
 };
 
@@ -74,7 +79,7 @@ struct Ring : RingPlace<STAGES> {
 
 // Weights are read once, x by every block.
 DEVICE void copy_weights(const Params& p, const Ring& ring, u32 block, u32 stage) {
-    barrier_arrive_and_expect(ring.full(stage), STAGE_BYTES);
+    barrier_arrive_and_expect(ring.full(stage), STAGE_BYTES + SCALES_BYTES);
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) {
         u32 row = half * (p.rows / 2) + blockIdx.x * OUT_ROWS;
@@ -84,11 +89,13 @@ DEVICE void copy_weights(const Params& p, const Ring& ring, u32 block, u32 stage
 }
 
 DEVICE void copy_x(const Params& p, const Ring& ring, u32 block, u32 stage) {
-#pragma unroll
-    for (u32 panel = 0; panel < PANELS; panel++) {
-        copy_box_hinted(ring.at(stage) + WEIGHT_BYTES + panel * PANEL_BYTES, p.x,
-                        block * TILE_COLS + panel * 64, 0, ring.full(stage), EVICT_LAST);
-    }
+    u32 to = ring.at(stage) + WEIGHT_BYTES;
+#if FP8
+    copy_box(to, p.x, block * 64, 0, 0, ring.full(stage));
+    copy_bytes(ring.scales(stage), p.x_scales + block * M, SCALES_BYTES, ring.full(stage));
+#else
+    copy_box_hinted(to, p.x, block * TILE_COLS, 0, ring.full(stage), EVICT_LAST);
+#endif
 }
 
 DEVICE void copy_all(const Params& p, Ring ring, u32 begin, u32 end) {
@@ -110,79 +117,84 @@ DEVICE void copy_all(const Params& p, Ring ring, u32 begin, u32 end) {
 typedef float Sums[M / 8][4];
 
 #if FP8
-// Row of all weights that row `row` of this warpgroup's is.
-DEVICE u32 weight_row(const Params& p, u32 row) {
-    u32 in_tile = warp_id() / 4 * GROUP_ROWS + min(row, GROUP_ROWS - 1);
-    u32 first = in_tile / OUT_ROWS * (p.rows / 2) + blockIdx.x * OUT_ROWS;
-    return min(first + in_tile % OUT_ROWS, p.rows - 1);
-}
+// The weights' scales of the rows whose sums this lane has: row lane / 4 of a warp's 16, and that
+// plus 8.
+struct RowScales {
+    float upper;
+    float lower;
 
-// This lane's codes of a row of `tile`, of four products of 16 columns. Not before this point.
-DEVICE uint4 load_codes(u32 tile, u32 row, u32 group) {
-    u32 chunk = group * 4 + lane_id() % 4;
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(tile + row * ROW_BYTES + ((chunk ^ row % 8) << 4))
-                 : "memory");
-    return v;
-}
-
-// Half of a stage: its codes become numbers in `a`, which are multiplied.
-DEVICE void multiply_half(Sums& sums, u32 (&a)[4][4], u32 stage, u32 half) {
-    u32 tile = stage + warp_id() / 4 * GROUP_ROWS * ROW_BYTES;
-    u32 row = warp_id() % 4 * 16 + lane_id() / 4;
-    uint4 upper = load_codes(tile, row, half), lower = load_codes(tile, row + 8, half);
-    u32 words[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
-#pragma unroll
-    for (u32 k = 0; k < 4; k++) {
-        e4m3_to_bf16(words[0][k], a[k][0], a[k][2]);
-        e4m3_to_bf16(words[1][k], a[k][1], a[k][3]);
+    DEVICE RowScales(const Params& p, const float* scales) {
+        u32 row = warp_id() % 4 * 16 + lane_id() / 4;
+        upper = scales[weight_row(p, row)];
+        lower = scales[weight_row(p, row + 8)];
     }
-    u64 x = rows_descriptor(stage + WEIGHT_BYTES + half * PANEL_BYTES);
+
+    // Row of all weights that row `row` of this warpgroup's is.
+    static DEVICE u32 weight_row(const Params& p, u32 row) {
+        u32 in_tile = warp_id() / 4 * GROUP_ROWS + min(row, GROUP_ROWS - 1);
+        u32 first = in_tile / OUT_ROWS * (p.rows / 2) + blockIdx.x * OUT_ROWS;
+        return min(first + in_tile % OUT_ROWS, p.rows - 1);
+    }
+};
+
+// Both parts of x at once, as more rows of it, so that the weights are read once; of many rows one
+// part after the other, in the same sums.
+constexpr u32 PASSES = M <= 32 ? 1 : 2;
+typedef float Part[2 / PASSES * M / 8][4];
+
+DEVICE void multiply_stage(Part& part, u32 stage) {
+    u64 weights = rows_descriptor(stage + warp_id() / 4 * GROUP_ROWS * ROW_BYTES);
+    u64 x = rows_descriptor(stage + WEIGHT_BYTES);
     products_begin();
 #pragma unroll
-    for (u32 k = 0; k < 4; k++) Product<M>::rows(sums, a[k], x + 2 * k);
+    for (u32 i = 0; i < 4 * PASSES; i++) {
+        u64 own = x + i / 4 * (PANEL_BYTES >> 4) + 2 * (i % 4);
+        Product<2 / PASSES * M>::codes(part, weights + 2 * (i % 4), own, i > 0);
+    }
     products_commit();
 }
 
-// Registers that products read may not be written before these have ended. So codes of one half of
-// a stage are turned into numbers while the other half is multiplied.
-DEVICE void multiply_all(const Params& p, Sums& sums, Ring ring, u32 begin, u32 end) {
-    u32 a[2][4][4];
-#if BLOCKS
-    for (u32 block = begin; block < end; block++, ring.advance()) {
-        barrier_wait(ring.full(ring.stage), ring.parity);
-        const float* scales = p.scales + u64(block) * p.rows;
-        u32 row = warp_id() % 4 * 16 + lane_id() / 4;
-        float upper = scales[weight_row(p, row)], lower = scales[weight_row(p, row + 8)];
-        Sums part = {};
-        multiply_half(part, a[0], ring.at(ring.stage), 0);
-        multiply_half(part, a[1], ring.at(ring.stage), 1);
-        products_wait<0>();
-        pin(part);
-        if (lane_id() == 0) barrier_arrive(ring.empty(ring.stage));
+DEVICE float2 load2_shared(u32 address) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+    return v;
+}
+
+DEVICE void add_scaled(Sums& sums, const Part& part, u32 scales, RowScales rows) {
 #pragma unroll
-        for (u32 i = 0; i < M / 8; i++) {
-            sums[i][0] = fmaf(part[i][0], upper, sums[i][0]);
-            sums[i][1] = fmaf(part[i][1], upper, sums[i][1]);
-            sums[i][2] = fmaf(part[i][2], lower, sums[i][2]);
-            sums[i][3] = fmaf(part[i][3], lower, sums[i][3]);
+    for (u32 i = 0; i < M / 8; i++) {
+        float2 of_x = load2_shared(scales + 4 * (8 * i + 2 * (lane_id() % 4)));
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            float sum = part[i][j] + (PASSES == 1 ? part[M / 8 + i][j] : 0.0f);
+            if (BLOCKS) sum *= j < 2 ? rows.upper : rows.lower;
+            sums[i][j] = fmaf(sum, j % 2 == 0 ? of_x.x : of_x.y, sums[i][j]);
         }
     }
-#else
-    u32 done = 0;
+}
+
+DEVICE void multiply_all(const Params& p, Sums& sums, Ring ring, u32 begin, u32 end) {
+    RowScales rows(p, p.scales + (BLOCKS ? u64(begin) * p.rows : 0));
+    Part part = {};
+    pin(part);
     for (u32 block = begin; block < end; block++, ring.advance()) {
+#if BLOCKS
+        if (block > begin) rows = RowScales(p, p.scales + u64(block) * p.rows);
+#endif
         barrier_wait(ring.full(ring.stage), ring.parity);
-        multiply_half(sums, a[0], ring.at(ring.stage), 0);
-        products_wait<1>();
-        if (block > begin && lane_id() == 0) barrier_arrive(ring.empty(done));
-        multiply_half(sums, a[1], ring.at(ring.stage), 1);
-        products_wait<1>();
-        done = ring.stage;
+        multiply_stage(part, ring.at(ring.stage));
+        products_wait<0>();
+        pin(part);
+        add_scaled(sums, part, ring.scales(ring.stage), rows);
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(ring.empty(ring.stage));
     }
-    products_wait<0>();
-    pin(sums);
+#if !BLOCKS
+#pragma unroll
+    for (u32 i = 0; i < M / 8; i++) {
+        sums[i][0] *= rows.upper, sums[i][1] *= rows.upper;
+        sums[i][2] *= rows.lower, sums[i][3] *= rows.lower;
+    }
 #endif
 }
 #else
@@ -220,10 +232,6 @@ DEVICE float4 add4(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-DEVICE float4 multiply4(float4 a, float4 b) {
-    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
-}
-
 // x / (1 + exp(-x)) * up: saturates at both ends without ever dividing infinities.
 DEVICE float silu_and_mul(float x, float up) { return x / (1.0f + __expf(-x)) * up; }
 
@@ -232,14 +240,8 @@ DEVICE void write4(const Params& p, u32 m, u32 n, const float* sums) {
     u32 len = p.rows / HALVES;
     if (m >= p.num_rows || n >= len) return;
     float4 sum = load4(sums);
-#if FP8 && !BLOCKS
-    sum = multiply4(sum, load4(p.scales + n));
-#endif
 #if SILU
     float4 up = load4(sums + OUT_ROWS);
-#if FP8 && !BLOCKS
-    up = multiply4(up, load4(p.scales + len + n));
-#endif
     if (p.bias != nullptr) {
         sum = add4(sum, load4(p.bias + n));
         up = add4(up, load4(p.bias + len + n));

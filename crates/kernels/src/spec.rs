@@ -23,6 +23,7 @@ pub struct TensorMap(pub [u64; 16]);
 /// What every source may include.
 pub(crate) const HEADERS: [Source; 4] = [
     Source { file: "common.cuh", text: include_str!("../csrc/common.cuh") },
+    Source { file: "fp8_split.cuh", text: include_str!("../csrc/fp8_split.cuh") },
     Source { file: "hopper.cuh", text: include_str!("../csrc/hopper.cuh") },
     Source { file: "kv_cache.cuh", text: include_str!("../csrc/kv_cache.cuh") },
     Source { file: "kv_heads.cuh", text: include_str!("../csrc/kv_heads.cuh") },

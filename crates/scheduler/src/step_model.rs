@@ -85,7 +85,7 @@ pub(crate) struct StepModel {
     /// Measured over predicted, a ring.
     ratios: Vec<f64>,
     next_ratio: usize,
-    /// What 99 of 100 steps stayed within, as a multiple of the prediction.
+    /// What 199 of 200 steps stayed within, as a multiple of the prediction.
     margin: f64,
 }
 
@@ -127,7 +127,8 @@ impl StepModel {
         (self.num_steps >= MIN_STEPS).then(|| self.raw(load))
     }
 
-    /// By how much predictions must be stretched for 99 of 100 steps to stay within them.
+    /// By how much predictions must be stretched for 199 of 200 steps to stay within them: 99 of
+    /// 100 have to, and the steps remembered are not those to come.
     pub(crate) fn margin(&self) -> f64 {
         self.margin
     }
@@ -163,7 +164,7 @@ impl StepModel {
     fn update_margin(&mut self) {
         let mut sorted = self.ratios.clone();
         sorted.sort_unstable_by(f64::total_cmp);
-        let at = (sorted.len() * 99).div_ceil(100) - 1;
+        let at = (sorted.len() * 199).div_ceil(200) - 1;
         self.margin = sorted[at].clamp(1.0, 2.0);
     }
 

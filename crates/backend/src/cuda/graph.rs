@@ -48,11 +48,13 @@ impl CapturedGraph {
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
         device.bind()?;
+        stream.set_left(None);
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.
         let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) };
         check("cuStreamBeginCapture", begun)?;
         let enqueued = enqueue();
+        stream.set_left(None);
         let mut graph = std::ptr::null_mut();
         // Whatever `enqueue` said, the stream must leave capture mode.
         // SAFETY: `graph` is a valid place for the result.
@@ -73,6 +75,7 @@ impl CapturedGraph {
 
     pub(super) fn launch(&self, stream: &CudaStream) -> Result<(), BackendError> {
         self.device.bind()?;
+        stream.set_left(None);
         // SAFETY: both live, as do the buffers that the recorded operations use.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.executable, stream.raw()) })
     }

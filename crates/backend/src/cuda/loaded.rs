@@ -91,6 +91,7 @@ impl<K: Kernel> Loaded<K> {
         params: &K::Params,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
+        stream.set_left(None);
         let launch = self.kernel.launch(params);
         if launch.is_empty() || rehearsal::is_on() {
             return Ok(());

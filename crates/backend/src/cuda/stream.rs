@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
+use inflight_kernels::ops::fp8_split::SplitRows;
 
 use super::{check::check, device::Device, memory::Allocation};
 use crate::BackendError;
@@ -18,6 +19,17 @@ pub struct CudaStream {
     workspace: OnceLock<Allocation>,
     /// Room for operands in another type; all stay, since captured graphs use them.
     scratch: Mutex<Vec<Allocation>>,
+    /// What the kernel that was enqueued last left.
+    left: Mutex<Option<LeftCodes>>,
+}
+
+/// Activations that a kernel left as codes besides, for the product behind it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeftCodes {
+    /// The activations, `[num_rows, len]`.
+    pub(super) x: sys::CUdeviceptr,
+    pub(super) len: usize,
+    pub(super) codes: SplitRows,
 }
 
 // SAFETY: the driver locks streams itself; any thread may enqueue.
@@ -32,8 +44,8 @@ impl CudaStream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `raw` is a valid place for the result.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })?;
-        let (workspace, scratch) = (OnceLock::new(), Mutex::default());
-        Ok(Self { device: Arc::clone(device), raw, workspace, scratch })
+        let (workspace, scratch, left) = <_>::default();
+        Ok(Self { device: Arc::clone(device), raw, workspace, scratch, left })
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
@@ -60,6 +72,17 @@ impl CudaStream {
         let bytes = bytes.next_power_of_two();
         scratch.push(Allocation::new(&self.device, "operands of products", bytes)?);
         Ok(scratch.last().expect("was just pushed").address())
+    }
+
+    /// Tells what the kernel just enqueued left, or that something was enqueued that left nothing:
+    /// every launch does. So codes are never older than what they are of.
+    pub(super) fn set_left(&self, left: Option<LeftCodes>) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
+    }
+
+    /// The codes that the kernel enqueued last left.
+    pub(super) fn left(&self) -> Option<LeftCodes> {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until everything enqueued has finished. For loading and tuning, never in the loop.

@@ -1,11 +1,15 @@
 //! What ends a residual branch and begins the next one.
 
+use super::fp8_split::{Fp8Split, SplitRows};
 use crate::{Budget, DevicePtr, Kernel, KernelError, KernelSpec, Launch, Source};
 
 /// `x += sum of parts (+ bias)`, and `out = x / sqrt(mean(x^2) + eps) * weight` if there is a
 /// weight, row by row. Parts are added in their order.
-#[derive(Clone, Copy, Debug)]
-pub struct AddNorm;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddNorm {
+    /// Whether `out` is also left as codes, for a product with weights in fp8.
+    pub split: bool,
+}
 
 /// Arguments of [`AddNorm`].
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +26,8 @@ pub struct AddNormParams {
     pub weight: DevicePtr,
     /// `[num_rows, len]`, bf16.
     pub out: DevicePtr,
+    /// `out` as codes; unused without.
+    pub split: SplitRows,
     pub num_rows: u32,
     pub num_parts: u32,
     /// A multiple of 4, at most [`AddNorm::MAX_LEN`].
@@ -34,6 +40,11 @@ impl AddNorm {
     pub const MAX_LEN: u32 = 4 * Self::VECTORS * Self::MAX_THREADS;
     const VECTORS: u32 = 4;
     const MAX_THREADS: u32 = 1024;
+
+    /// Whether rows of `len` elements can be left as codes: a warp takes what shares a scale.
+    pub const fn splits(len: u32) -> bool {
+        len.is_multiple_of(Fp8Split::COLS)
+    }
 
     /// Whether rows of `len` elements can be added.
     ///
@@ -55,7 +66,7 @@ impl Kernel for AddNorm {
         KernelSpec {
             source: Source { file: "add_norm.cu", text: include_str!("../../csrc/add_norm.cu") },
             entry: "add_norm",
-            defines: vec![("VECTORS", Self::VECTORS)],
+            defines: vec![("VECTORS", Self::VECTORS), ("SPLIT", u32::from(self.split))],
             dynamic_smem: 0,
             params_bytes: size_of::<AddNormParams>(),
             budget: Budget { registers: 64, static_smem: 256 },

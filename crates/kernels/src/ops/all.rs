@@ -9,6 +9,7 @@ use super::{
     fp8_expand::Fp8Expand,
     fp8_gemv::Fp8Gemv,
     fp8_quantize::Fp8Quantize,
+    fp8_split::Fp8Split,
     gather_sampled::GatherSampled,
     gemv::Gemv,
     hopper_gemm::{HopperGemm, HopperOp, HopperShape, HopperWeights},
@@ -43,7 +44,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         Unpack.spec(),
         TrackTokens.spec(),
         AddBias.spec(),
-        AddNorm.spec(),
+        AddNorm { split: false }.spec(),
         SumParts.spec(),
         SiluAndMul.spec(),
         PlanAttention.spec(),
@@ -80,6 +81,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         specs.push(Fp8Expand { blocks }.spec());
     }
     if gpu.arch == Arch::SM_90A {
+        specs.extend([Fp8Split.spec(), AddNorm { split: true }.spec()]);
         specs.extend(hopper_gemms(gpu)?);
     }
     add_attention(gpu, &mut specs)?;

@@ -58,12 +58,16 @@ pub struct HopperShape {
 pub struct HopperGemmParams {
     /// Of `[rows, cols]`, bf16 or pairs of codes, in boxes of [`HopperGemm::weight_box_rows`].
     pub weight: TensorMap,
-    /// Of `[num_rows, cols]`, bf16, in boxes of [`HopperGemm::x_box_rows`].
+    /// Of `[num_rows, cols]`, bf16, in boxes of [`HopperGemm::x_box_rows`]; for codes of
+    /// `[2, num_rows, cols]`, pairs as [`Fp8Split`](super::fp8_split::Fp8Split) makes them, in boxes
+    /// of both.
     pub x: TensorMap,
     /// `[rows]`, f32; 0 without. Only of [`HopperOp::Silu`].
     pub bias: DevicePtr,
     /// Of codes: `[rows]`, or `[ceil(cols / 128), rows]`, f32.
     pub scales: DevicePtr,
+    /// For codes: `[ceil(cols / 128), x_box_rows]`, f32, as `Fp8Split` makes them.
+    pub x_scales: DevicePtr,
     /// `[num_rows, rows / 2]`, bf16, or `[num_parts, num_rows, rows]`, f32.
     pub out: DevicePtr,
     pub num_rows: u32,
@@ -107,17 +111,23 @@ impl HopperGemm {
             let reason = format!("{} rows: it takes 1 to {most}", shape.num_rows);
             return Err(unsupported(reason));
         }
-        let padded_rows = shape.num_rows.next_power_of_two().max(8);
+        let padded_rows = Self::padded_rows(shape.num_rows);
         let (tiling, weights) = (Tiling::best(gpu, shape, op), shape.weights);
         let mut kernel = Self { padded_rows, op, weights, tiling, stages: 0 };
         let room = gpu.smem_per_block - kernel.fixed_smem();
-        kernel.stages = (room / (kernel.stage_bytes() + 16)).min(Self::MAX_STAGES);
+        kernel.stages = (room / kernel.smem_of_stage()).min(Self::MAX_STAGES);
         Ok(kernel)
     }
 
     /// Rows of a box of the weights.
     pub const fn weight_box_rows(&self) -> u32 {
         self.tiling.out_rows(self.op)
+    }
+
+    /// What so many rows of `x` are padded to.
+    pub const fn padded_rows(num_rows: u32) -> u32 {
+        let padded = num_rows.next_power_of_two();
+        if padded < 8 { 8 } else { padded }
     }
 
     /// Rows of a box of `x`.
@@ -136,6 +146,15 @@ impl HopperGemm {
         let panels = self.weights.tile_cols() / Self::BOX_COLS;
         let tile_rows = self.tiling.groups * self.tiling.group_rows;
         2 * Self::BOX_COLS * (tile_rows + panels * self.padded_rows)
+    }
+
+    /// A stage of the ring, its barriers and, with codes, the scales of `x`.
+    const fn smem_of_stage(&self) -> u32 {
+        let scales = match self.weights {
+            HopperWeights::Bf16 => 0,
+            HopperWeights::Fp8 | HopperWeights::Fp8Blocks => 4 * self.padded_rows,
+        };
+        self.stage_bytes() + 16 + scales
     }
 
     /// Shared memory besides the ring: sums on their way out.
@@ -238,9 +257,9 @@ impl Kernel for HopperGemm {
                 ("FP8", u32::from(self.weights != HopperWeights::Bf16)),
                 ("BLOCKS", u32::from(self.weights == HopperWeights::Fp8Blocks)),
             ],
-            dynamic_smem: self.stages * (self.stage_bytes() + 16) + self.fixed_smem(),
+            dynamic_smem: self.stages * self.smem_of_stage() + self.fixed_smem(),
             params_bytes: size_of::<HopperGemmParams>(),
-            budget: Budget { registers: 112, static_smem: 0 },
+            budget: Budget { registers: 120, static_smem: 0 },
         }
     }
 

@@ -5,9 +5,10 @@
 //! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can),
 //! [`silu_and_mul`], [`gather_sampled`], [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
 //! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`]
-//! or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_quantize`] rounds to
-//! it, [`fp8_expand`] undoes that. [`random_normal`] fills dummy weights; [`move_blocks`] copies
-//! blocks of the KV cache, [`turn_blocks`] with keys of other positions.
+//! or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_split`] makes
+//! activations codes that lose nothing, [`fp8_quantize`] rounds to fp8, [`fp8_expand`] undoes that.
+//! [`random_normal`] fills dummy weights; [`move_blocks`] copies blocks of the KV cache,
+//! [`turn_blocks`] with keys of other positions.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
@@ -21,6 +22,7 @@ pub mod flat_gemm;
 pub mod fp8_expand;
 pub mod fp8_gemv;
 pub mod fp8_quantize;
+pub mod fp8_split;
 pub mod gather_sampled;
 pub mod gemv;
 pub mod hopper_gemm;

@@ -39,7 +39,7 @@ fn a_long_prompt_keeps_to_the_target() {
     assert!(p99 <= TARGET_MS, "{p99} ms");
     // Of the gaps beside the prompt, too, and without giving away half of what is allowed.
     let beside = held.itl_ms_while_prompting(0..32, 32, 0.99);
-    assert!((0.7 * TARGET_MS..=TARGET_MS).contains(&beside), "{beside} ms");
+    assert!((0.6 * TARGET_MS..=TARGET_MS).contains(&beside), "{beside} ms");
     assert!(held.decisions.iter().any(|decision| decision.limited_by == LimitedBy::ItlTarget));
 }
 

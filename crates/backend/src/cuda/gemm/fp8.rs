@@ -113,7 +113,7 @@ impl Gemm {
                 stream.scratch(expanded_bytes(product))?;
                 self.expand(product).map(drop)
             }
-            Method::Hopper => self.hopper.load(product),
+            Method::Hopper => self.hopper.load(product, stream),
             Method::Gemv | Method::Flat(_) => self.fp8_gemv(product).map(drop),
         }
     }

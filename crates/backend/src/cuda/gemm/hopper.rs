@@ -8,6 +8,7 @@ use inflight_kernels::{
     ops::{
         add_norm::{AddNorm, AddNormParams},
         fp8_quantize::fp8_row_bytes,
+        fp8_split::{Fp8Split, Fp8SplitParams, SplitRows},
         hopper_gemm::{HopperGemm, HopperGemmParams, HopperOp, HopperShape, HopperWeights},
         sum_parts::{SumParts, SumPartsParams},
     },
@@ -23,7 +24,7 @@ use crate::{
     cuda::{
         by_key::ByKey,
         loaded::{KernelLoader, Loaded, unsupported},
-        stream::{CudaStream, WORKSPACE_BYTES},
+        stream::{CudaStream, LeftCodes, WORKSPACE_BYTES},
         tensor_map::{Boxes, tensor_map},
         weights::MatrixPlace,
     },
@@ -33,14 +34,23 @@ use crate::{
 pub(super) struct HopperGemms {
     loader: Arc<KernelLoader>,
     gemms: ByKey<HopperGemm, Loaded<HopperGemm>>,
-    add_norm: ByKey<(), Loaded<AddNorm>>,
+    add_norm: ByKey<AddNorm, Loaded<AddNorm>>,
     sum_parts: ByKey<(), Loaded<SumParts>>,
+    split: ByKey<(), Loaded<Fp8Split>>,
+}
+
+/// What a kernel multiplies.
+struct Operands {
+    weight: TensorMap,
+    x: TensorMap,
+    scales: u64,
+    x_scales: u64,
 }
 
 impl HopperGemms {
     pub(super) fn new(loader: &Arc<KernelLoader>) -> Self {
-        let (gemms, add_norm, sum_parts) = <_>::default();
-        Self { loader: Arc::clone(loader), gemms, add_norm, sum_parts }
+        let (gemms, add_norm, sum_parts, split) = <_>::default();
+        Self { loader: Arc::clone(loader), gemms, add_norm, sum_parts, split }
     }
 
     /// Whether there is a kernel for this product and what comes next.
@@ -64,8 +74,17 @@ impl HopperGemms {
         (op == HopperOp::Silu || sums) && n.is_multiple_of(8) && k.is_multiple_of(8)
     }
 
-    /// Loads what `product` and what comes next need.
-    pub(super) fn load(&self, product: &Product) -> Result<(), BackendError> {
+    /// Loads what `product` and what comes next need, and finds room for `x` as codes.
+    pub(super) fn load(
+        &self,
+        product: &Product,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        if let MatrixPlace::Fp8 { .. } = product.weight {
+            stream.scratch(split_bytes(product.num_rows, product.k))?;
+            stream.scratch(split_bytes(product.num_rows, product.n))?;
+            self.split()?;
+        }
         match product.next {
             Next::Silu { .. } => self.loaded(product, HopperOp::Silu).map(drop),
             Next::Nothing | Next::Rope if !product.accumulate => {
@@ -74,7 +93,8 @@ impl HopperGemms {
             }
             Next::Nothing | Next::Rope | Next::Norm(_) => {
                 self.loaded(product, HopperOp::Parts)?;
-                self.add_norm().map(drop)
+                let splits = matches!(product.next, Next::Norm(_)) && leaves_codes(product);
+                self.add_norm(splits).map(drop)
             }
         }
     }
@@ -138,18 +158,25 @@ impl HopperGemms {
     ) -> Result<(), BackendError> {
         let parts = stream.workspace()?.address();
         let num_parts = self.multiply(product, HopperOp::Parts, parts, stream)?;
+        let Product { num_rows, n, .. } = *product;
+        let splits = norm.is_some() && leaves_codes(product);
+        let split = if splits { split_rows((num_rows, n), stream)? } else { SplitRows::default() };
         let params = AddNormParams {
             x: product.out,
             parts,
             bias: product.bias.map_or(0, |bias| bias.f32),
             weight: norm.map_or(0, |norm| norm.weight),
             out: norm.map_or(0, |norm| norm.out),
-            num_rows: word(product.num_rows),
+            split,
+            num_rows: word(num_rows),
             num_parts,
-            len: word(product.n),
+            len: word(n),
             eps: norm.map_or(0.0, |norm| norm.eps),
         };
-        self.add_norm()?.launch(&params, stream)
+        self.add_norm(splits)?.launch(&params, stream)?;
+        let left = norm.filter(|_| splits);
+        stream.set_left(left.map(|norm| LeftCodes { x: norm.out, len: n, codes: split }));
+        Ok(())
     }
 
     /// Enqueues the product alone; how many parts its sums are in.
@@ -162,25 +189,81 @@ impl HopperGemms {
     ) -> Result<u32, BackendError> {
         let loaded = self.loaded(product, op)?;
         let kernel = loaded.kernel();
-        let Product { x, num_rows, n, k, .. } = *product;
-        // Two codes are as wide as one number, and boxes of them too.
-        let (weight, width, scales) = match product.weight {
-            MatrixPlace::Bf16(weight) => (weight, k, 0),
-            MatrixPlace::Fp8 { codes, scales, .. } => (codes, fp8_row_bytes(k) / 2, scales),
-        };
+        let Operands { weight, x, scales, x_scales } = self.operands(product, *kernel, stream)?;
         let params = HopperGemmParams {
-            weight: matrix_map(weight, (n, width), kernel.weight_box_rows())?,
-            x: matrix_map(x, (num_rows, k), kernel.x_box_rows())?,
+            weight,
+            x,
             bias: product.bias.map_or(0, |bias| bias.f32),
             scales,
+            x_scales,
             out,
-            num_rows: word(num_rows),
-            rows: word(n),
-            cols: word(k),
+            num_rows: word(product.num_rows),
+            rows: word(product.n),
+            cols: word(product.k),
             reserved: 0,
         };
         loaded.launch(&params, stream)?;
         Ok(kernel.num_parts())
+    }
+
+    /// What `kernel` multiplies; with weights in fp8, `x` is split first.
+    fn operands(
+        &self,
+        product: &Product,
+        kernel: HopperGemm,
+        stream: &CudaStream,
+    ) -> Result<Operands, BackendError> {
+        let Product { x, num_rows, n, k, .. } = *product;
+        let box_rows = (kernel.weight_box_rows(), kernel.x_box_rows());
+        match product.weight {
+            MatrixPlace::Bf16(weight) => Ok(Operands {
+                weight: matrix_map(weight, (n, k), box_rows.0)?,
+                x: matrix_map(x, (num_rows, k), box_rows.1)?,
+                scales: 0,
+                x_scales: 0,
+            }),
+            MatrixPlace::Fp8 { codes, scales, .. } => {
+                let split = self.split_x(product, stream)?;
+                let x = codes_map(&split, k)?;
+                let x_scales = split.scales;
+                // Two codes are as wide as one number, and boxes of them too.
+                let weight = matrix_map(codes, (n, fp8_row_bytes(k) / 2), box_rows.0)?;
+                Ok(Operands { weight, x, scales, x_scales })
+            }
+        }
+    }
+
+    /// Where the codes of `x` are, once the stream comes to it.
+    fn split_x(&self, product: &Product, stream: &CudaStream) -> Result<SplitRows, BackendError> {
+        let Product { x, num_rows, k, .. } = *product;
+        let is_x = |left: &LeftCodes| {
+            left.x == x && left.len == k && left.codes.num_rows == word(num_rows)
+        };
+        if let Some(left) = stream.left().filter(is_x) {
+            return Ok(left.codes);
+        }
+        let to = split_rows((num_rows, k), stream)?;
+        self.split()?.launch(&Fp8SplitParams { x, to, len: word(k), reserved: 0 }, stream)?;
+        Ok(to)
+    }
+
+    /// As if what was enqueued last had left codes for `product`, as norms in the loop do: for
+    /// timing, which numbers do not matter to.
+    pub(super) fn assume_codes(
+        &self,
+        product: &Product,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let Product { x, num_rows, k, .. } = *product;
+        if self.takes(Problem::of(product)) && AddNorm::splits(word(k)) {
+            let codes = split_rows((num_rows, k), stream)?;
+            stream.set_left(Some(LeftCodes { x, len: k, codes }));
+        }
+        Ok(())
+    }
+
+    fn split(&self) -> Result<Arc<Loaded<Fp8Split>>, BackendError> {
+        self.split.get((), || self.loader.load(Fp8Split))
     }
 
     fn loaded(
@@ -197,8 +280,9 @@ impl HopperGemms {
         self.sum_parts.get((), || self.loader.load(SumParts))
     }
 
-    fn add_norm(&self) -> Result<Arc<Loaded<AddNorm>>, BackendError> {
-        self.add_norm.get((), || self.loader.load(AddNorm))
+    fn add_norm(&self, split: bool) -> Result<Arc<Loaded<AddNorm>>, BackendError> {
+        let kernel = AddNorm { split };
+        self.add_norm.get(kernel, || self.loader.load(kernel))
     }
 
     fn kernel(
@@ -216,6 +300,43 @@ impl HopperGemms {
         let shape = HopperShape { num_rows, rows: word(n), cols: word(k), weights };
         HopperGemm::new(&self.loader.gpu, shape, op).map_err(unsupported)
     }
+}
+
+/// Whether the norm behind `product` leaves codes: the next product's weights are as this one's.
+fn leaves_codes(product: &Product) -> bool {
+    let is_fp8 = matches!(product.weight, MatrixPlace::Fp8 { .. });
+    is_fp8 && AddNorm::splits(word(product.n))
+}
+
+/// Where activations go as codes; the same memory for every product.
+fn split_rows(
+    (num_rows, len): (usize, usize),
+    stream: &CudaStream,
+) -> Result<SplitRows, BackendError> {
+    let codes = stream.scratch(split_bytes(num_rows, len))?;
+    Ok(SplitRows {
+        codes,
+        scales: codes + Fp8Split::codes_bytes(num_rows, len) as u64,
+        num_rows: word(num_rows),
+        padded_rows: HopperGemm::padded_rows(word(num_rows)),
+    })
+}
+
+/// Bytes of activations as codes, with their scales.
+fn split_bytes(num_rows: usize, len: usize) -> usize {
+    let padded_rows = HopperGemm::padded_rows(word(num_rows)) as usize;
+    Fp8Split::codes_bytes(num_rows, len) + Fp8Split::scales_bytes(padded_rows, len)
+}
+
+/// Boxes of the greater codes and the lesser together, as pairs.
+fn codes_map(split: &SplitRows, len: usize) -> Result<TensorMap, BackendError> {
+    let (row_bytes, num_rows) = (fp8_row_bytes(len), split.num_rows as usize);
+    tensor_map(&Boxes {
+        address: split.codes,
+        dims: &[row_bytes / 2, num_rows, 2],
+        strides: &[row_bytes, num_rows * row_bytes],
+        sides: &[HopperGemm::BOX_COLS, split.padded_rows, 2],
+    })
 }
 
 /// Boxes of a matrix of bf16, or of pairs of codes.

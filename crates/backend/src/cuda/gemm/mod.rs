@@ -305,7 +305,7 @@ impl Gemm {
             (MatrixPlace::Bf16(_), Method::Library(_) | Method::Expanded(_)) => Ok(()),
             (MatrixPlace::Bf16(_), Method::Gemv) => self.gemv(product).map(drop),
             (MatrixPlace::Bf16(_), Method::Flat(ring)) => self.flat(product, ring).map(drop),
-            (MatrixPlace::Bf16(_), Method::Hopper) => self.hopper.load(product),
+            (MatrixPlace::Bf16(_), Method::Hopper) => self.hopper.load(product, stream),
         }
     }
 
@@ -384,6 +384,7 @@ impl Gemm {
         (product, operands): (&Product, Operands),
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
+        stream.set_left(None);
         if let Some(bias) = product.bias {
             descriptor.set_bias(bias.like_out)?;
         }

@@ -290,6 +290,9 @@ impl<'a> Trial<'a> {
     ) -> Result<(), BackendError> {
         let (Problem { num_rows, n, .. }, beside) = (self.problem, &gemm.neighbours);
         self.enqueue_norm(gemm, stream)?;
+        if self.is_behind_norm() {
+            gemm.hopper.assume_codes(product, stream)?;
+        }
         gemm.launch(plan, product, stream)?;
         match product.next {
             // Something that reads it, as rotation does, whose cache there is not here.
