@@ -46,21 +46,14 @@ DEVICE float4 total(const Params& p, u64 at, u32 i) {
     return p.bias == nullptr ? x : add4(x, load4(p.bias + i));
 }
 
-// Splits 128 columns from `start` of a row: `pairs` are this lane's four. Of a word the lane has one
-// pair and the lane two further the other, so that each takes one of their two words.
-DEVICE void split_pairs(const Params& p, u32 row, u32 start, uint2 pairs) {
-    bool is_first = lane_id() / 2 % 2 == 0;
-    u32 other = __shfl_xor_sync(ALL_LANES, is_first ? pairs.y : pairs.x, 2);
-    u32 t = lane_id() % 2 * 2 + (is_first ? 0 : 1), s = lane_id() / 4 % 4;
-    u32 word = lane_id() / 16 * 16 + 4 * t + s;
-    split_word(p.split, row, start / SPLIT_COLS, p.len, word, is_first ? pairs.x : other,
-               is_first ? other : pairs.y);
-}
-
 KERNEL void __launch_bounds__(1024) add_norm(const Params p) {
-    wait_for_earlier_kernels();
+    let_next_begin();
     u64 start = u64(blockIdx.x) * p.len;
     u32 first = threadIdx.x * 4, stride = blockDim.x * 4;
+    // The weights are nobody's result, and mostly not in a cache.
+    bool has_first = p.weight != nullptr && first < p.len;
+    float4 weight = has_first ? load4(p.weight + first) : float4{};
+    wait_only();
     float4 kept[VECTORS]; // Most that a thread keeps.
     float squares = 0.0f;
 #pragma unroll
@@ -77,12 +70,12 @@ KERNEL void __launch_bounds__(1024) add_norm(const Params p) {
     for (u32 j = 0; j < VECTORS; j++) {
         u32 i = first + j * stride;
         if (i >= p.len) break;
-        float4 v = kept[j], w = load4(p.weight + i);
+        float4 v = kept[j], w = j == 0 ? weight : load4(p.weight + i);
         uint2 pairs = make_uint2(pack_bf16(v.x * scale * w.x, v.y * scale * w.y),
                                  pack_bf16(v.z * scale * w.z, v.w * scale * w.w));
         *reinterpret_cast<uint2*>(p.out + start + i) = pairs;
 #if SPLIT
-        split_pairs(p, blockIdx.x, i - lane_id() * 4, pairs);
+        split_pairs(p.split, blockIdx.x, i / SPLIT_COLS, p.len, pairs);
 #endif
     }
 }

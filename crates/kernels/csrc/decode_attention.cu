@@ -31,6 +31,7 @@
 // 2018; unified maximum after FlashDecoding++, 2023; merging parts in the last block to arrive as
 // in "Flash-Decoding", 2023.
 #include "common.cuh"
+#include "fp8_split.cuh"
 #include "kv_cache.cuh"
 
 constexpr u32 HALVES = SUBTILE / 16;
@@ -48,6 +49,7 @@ constexpr u32 STEPS = HEAD_DIM / 16;
 constexpr u32 SUMS = HEAD_DIM * HEADS;
 constexpr bool ONE_BLOCK = BLOCK_SIZE % SUBTILE == 0;
 static_assert(HEAD_DIM % (SCALED ? 32 : 16) == 0 && WARPS % 2 == 0, "shapes");
+static_assert(!SPLIT || HEAD_DIM == SPLIT_COLS, "a warp has what shares a scale");
 static_assert(TILE_LEN % SUBTILE == 0 && (SUBTILE == 16 || SUBTILE == 32), "shapes");
 // A denominator outside of these says that weights were too small or too large for bf16.
 constexpr float LEAST_SUM = 0x1p-60f;
@@ -72,6 +74,7 @@ struct Params {
     u32* arrivals;
     const float* unified; // [num_heads], of this layer, in units of log 2; or null: all zero.
     u32* recomputed;      // Counts rows and head groups whose softmax was computed again.
+    SplitRows split;      // `out` as codes besides, or null; only of heads whose dims share a scale.
     u32 num_rows;
     u32 max_rows;
     u32 num_heads;
@@ -579,6 +582,27 @@ DEVICE void write_out(const Params& p, const Piece& piece, Value value) {
     }
 }
 
+#if SPLIT
+// As above, and leaves codes: a warp takes a head, a lane the dims whose codes are a word.
+template <typename Value>
+DEVICE void write_codes(const Params& p, const Piece& piece, Value value) {
+    u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
+    u32 first = piece.head_group % chunks * HEADS, token = p.row_starts[piece.row];
+    u32 dim = lane_id() / 16 * FP8_GROUP + lane_id() % 4 * 16 + lane_id() / 4 % 4 * 2;
+    for (u32 head = warp_id(); head < HEADS && first + head < group; head += WARPS) {
+        u32 pairs[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            pairs[i] = pack_bf16(value(dim + 8 * i, head), value(dim + 8 * i + 1, head));
+        }
+        u32 of_all = piece.head_group / chunks * group + first + head;
+        u32* out = reinterpret_cast<u32*>(p.out + (u64(token) * p.num_heads + of_all) * HEAD_DIM);
+        out[dim / 2] = pairs[0], out[dim / 2 + 4] = pairs[1];
+        split_word(p.split, token, of_all, p.num_heads * HEAD_DIM, lane_id(), pairs[0], pairs[1]);
+    }
+}
+#endif
+
 // A slot of `partials`: sums [HEAD_DIM, HEADS], then greatest scores and denominators [HEADS, 2].
 DEVICE float* slot(const Params& p, u32 index) {
     return p.partials + u64(index) * (SUMS + 2 * HEADS);
@@ -673,6 +697,22 @@ DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_c
         }
         __syncthreads();
     }
+#if SPLIT
+    if (p.split.codes != nullptr) {
+        float* all = meeting.sums[0]; // [HEAD_DIM, HEADS]; the factors are no longer needed.
+#pragma unroll
+        for (u32 d = 0; d < DIMS; d++) {
+            u32 dim = threadIdx.x + d * THREADS;
+#pragma unroll
+            for (u32 h = 0; h < HEADS; h++) {
+                if (dim < HEAD_DIM) all[dim * HEADS + h] = sums[d][h];
+            }
+        }
+        __syncthreads();
+        write_codes(p, piece, [&](u32 dim, u32 head) { return all[dim * HEADS + head]; });
+        return true;
+    }
+#endif
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
     u32 in_group = piece.head_group % chunks * HEADS;
     u64 at = u64(p.row_starts[piece.row]) * p.num_heads + piece.head_group / chunks * group;
@@ -696,9 +736,16 @@ DEVICE bool finish(const Params& p, const Piece& piece, const Meeting& meeting) 
     float denominator = meeting.softmax[0][threadIdx.x % HEADS][1];
     bool is_bad = !ONLINE && is_unsafe(p, piece, threadIdx.x % HEADS, denominator);
     if (!ONLINE && __syncthreads_or(is_bad)) return false;
-    write_out(p, piece, [&](u32 dim, u32 head) {
+    auto value = [&](u32 dim, u32 head) {
         return met(meeting, dim * HEADS + head) / meeting.softmax[0][head][1];
-    });
+    };
+#if SPLIT
+    if (p.split.codes != nullptr) {
+        write_codes(p, piece, value);
+        return true;
+    }
+#endif
+    write_out(p, piece, value);
     return true;
 }
 
@@ -732,6 +779,15 @@ DEVICE void clear_empty_rows(const Params& p) {
         if (p.context_lens[row] != 0 || p.row_starts[row + 1] - token != 1) continue;
         u32* out = reinterpret_cast<u32*>(p.out) + u64(token) * words;
         for (u32 i = threadIdx.x; i < words; i += THREADS) out[i] = 0;
+#if SPLIT
+        if (p.split.codes == nullptr) continue;
+        u32* codes = reinterpret_cast<u32*>(p.split.codes) + u64(token) * words / 2;
+        u64 lesser = u64(p.split.num_rows) * words / 2;
+        for (u32 i = threadIdx.x; i < words / 2; i += THREADS) codes[i] = codes[lesser + i] = 0;
+        for (u32 head = threadIdx.x; head < p.num_heads; head += THREADS) {
+            p.split.scales[head * p.split.padded_rows + token] = 0.0f;
+        }
+#endif
     }
 }
 

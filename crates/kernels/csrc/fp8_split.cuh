@@ -60,3 +60,13 @@ DEVICE void split_word(const SplitRows& to, u32 row, u32 block, u32 len, u32 wor
     }
     if (lane_id() == 0) to.scales[block * to.padded_rows + row] = scale.scale;
 }
+
+// Splits 128 columns of a row where a lane has four neighbours, `pairs`. Of a word the lane has one
+// pair and the lane two further the other, so that each takes one of their two words.
+DEVICE void split_pairs(const SplitRows& to, u32 row, u32 block, u32 len, uint2 pairs) {
+    bool is_first = lane_id() / 2 % 2 == 0;
+    u32 other = __shfl_xor_sync(ALL_LANES, is_first ? pairs.y : pairs.x, 2);
+    u32 t = lane_id() % 2 * 2 + (is_first ? 0 : 1), s = lane_id() / 4 % 4;
+    u32 word = lane_id() / 16 * 16 + 4 * t + s;
+    split_word(to, row, block, len, word, is_first ? pairs.x : other, is_first ? other : pairs.y);
+}

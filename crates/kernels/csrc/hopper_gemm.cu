@@ -12,7 +12,8 @@
 // for each, see `fp8_split.cuh`, so that tensor cores take all as it comes: sums of a stage are
 // multiplied by x's scales, which are of 128 columns of a row, and by the weights' if these are of
 // blocks of 128 columns; scales of rows of the weights come at the end. Sums of a stage alone also
-// keep what the tensor cores' sums of e4m3 lack in precision from mattering.
+// keep what the tensor cores' sums of e4m3 lack in precision from mattering. SPLIT: what SiLU makes
+// is left as codes besides, for the next such product; a tile is of 128 columns of it.
 //
 // With fewer tiles than multiprocessors, blocks along y share the columns of a tile. Each writes
 // its own sums, and the kernel behind, which reads them anyway, adds them up: if blocks waited for
@@ -23,6 +24,7 @@
 //
 // Source: operands swapped and x padded to 8 after FlashDecoding++, 2023; roles of warps as in
 // CUTLASS's kernels for Hopper; sums of 128 columns of e4m3 at a time as in DeepSeek-V3, 2024.
+#include "fp8_split.cuh"
 #include "hopper.cuh"
 
 typedef ElementOf<SILU>::type Out; // bf16, or f32.
@@ -47,6 +49,7 @@ constexpr u32 HALVES = SILU ? 2 : 1;
 constexpr u32 OUT_ROWS = TILE_ROWS / HALVES;
 static_assert(M % 8 == 0 && GROUP_ROWS % 8 == 0 && GROUP_ROWS <= 64, "whole swizzled patterns");
 static_assert(GROUPS % HALVES == 0, "a group is of one half");
+static_assert(!SPLIT || OUT_ROWS == SPLIT_COLS, "a warp has what shares a scale");
 
 struct Params {
     TensorMap weight;    // [rows, cols], boxes [TILE_ROWS / HALVES, 64]; codes as pairs
@@ -55,6 +58,7 @@ struct Params {
     const float* scales; // Of codes: [rows], or of blocks [ceil(cols / 128), rows]
     const float* x_scales; // Of codes: [ceil(cols / 128), M]
     Out* out;            // [gridDim.y, num_rows, rows], or of SiLU [num_rows, rows / 2]
+    SplitRows split;     // Of `out`.
     u32 num_rows;
     u32 rows;
     u32 cols;
@@ -224,10 +228,9 @@ DEVICE void multiply_all(const Params&, Sums& sums, Ring ring, u32 begin, u32 en
 // ---- writing ----
 
 DEVICE float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
+DEVICE uint2 pack4(float4 v) { return make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)); }
 DEVICE void store4(float* to, float4 v) { *reinterpret_cast<float4*>(to) = v; }
-DEVICE void store4(bf16* to, float4 v) {
-    *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
-}
+DEVICE void store4(bf16* to, float4 v) { *reinterpret_cast<uint2*>(to) = pack4(v); }
 DEVICE float4 add4(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
@@ -250,6 +253,9 @@ DEVICE void write4(const Params& p, u32 m, u32 n, const float* sums) {
                       silu_and_mul(sum.z, up.z), silu_and_mul(sum.w, up.w));
 #endif
     store4(p.out + (u64(blockIdx.y) * p.num_rows + m) * len + n, sum);
+#if SPLIT
+    split_pairs(p.split, m, n / SPLIT_COLS, len, pack4(sum));
+#endif
 }
 
 // CHUNK rows of x at a time, by way of shared memory so that neighbours of a row of the output are

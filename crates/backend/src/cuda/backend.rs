@@ -475,7 +475,8 @@ impl Backend for CudaBackend {
         args: Attention<'_, Self>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        self.shared.operators.attention(&args, stream)
+        let before_codes = self.shared.gemm.takes_codes();
+        self.shared.operators.attention(&args, before_codes, stream)
     }
 
     fn silu_and_mul(

@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
-use inflight_kernels::ops::fp8_split::SplitRows;
+use inflight_kernels::ops::{
+    fp8_split::{Fp8Split, SplitRows},
+    hopper_gemm::HopperGemm,
+};
 
 use super::{check::check, device::Device, memory::Allocation};
 use crate::BackendError;
@@ -17,10 +20,20 @@ pub struct CudaStream {
     raw: sys::CUstream,
     /// Made for the first matrix product: streams that only copy need none.
     workspace: OnceLock<Allocation>,
-    /// Room for operands in another type; all stay, since captured graphs use them.
-    scratch: Mutex<Vec<Allocation>>,
+    /// Room for operands in another type, apart from each other; all stay, since captured graphs
+    /// use them.
+    scratch: [Mutex<Vec<Allocation>>; 2],
     /// What the kernel that was enqueued last left.
     left: Mutex<Option<LeftCodes>>,
+}
+
+/// Rooms of a stream that one kernel may read and write at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scratch {
+    /// For operands of a product, and for what SiLU makes of one.
+    First,
+    /// For what norms make, and for operands of products that SiLU is made of.
+    Second,
 }
 
 /// Activations that a kernel left as codes besides, for the product behind it.
@@ -64,14 +77,34 @@ impl CudaStream {
 
     /// Memory of `bytes` for one product at a time. If there was never as much, this allocates, so
     /// it must not happen first while a graph is being captured.
-    pub(super) fn scratch(&self, bytes: usize) -> Result<sys::CUdeviceptr, BackendError> {
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn scratch(
+        &self,
+        which: Scratch,
+        bytes: usize,
+    ) -> Result<sys::CUdeviceptr, BackendError> {
+        let mut scratch =
+            self.scratch[which as usize].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(enough) = scratch.iter().find(|allocation| allocation.bytes() >= bytes) {
             return Ok(enough.address());
         }
         let bytes = bytes.next_power_of_two();
         scratch.push(Allocation::new(&self.device, "operands of products", bytes)?);
         Ok(scratch.last().expect("was just pushed").address())
+    }
+
+    /// Where activations, `[num_rows, len]`, go as codes; allocates as [`scratch`](Self::scratch).
+    pub(super) fn split_rows(
+        &self,
+        (num_rows, len): (usize, usize),
+        which: Scratch,
+    ) -> Result<SplitRows, BackendError> {
+        let rows = u32::try_from(num_rows).expect("rows of a step fit 32 bits");
+        let padded_rows = HopperGemm::padded_rows(rows);
+        let codes_bytes = Fp8Split::codes_bytes(num_rows, len);
+        let bytes = codes_bytes + Fp8Split::scales_bytes(padded_rows as usize, len);
+        let codes = self.scratch(which, bytes)?;
+        let scales = codes + codes_bytes as u64;
+        Ok(SplitRows { codes, scales, num_rows: rows, padded_rows })
     }
 
     /// Tells what the kernel just enqueued left, or that something was enqueued that left nothing:

@@ -99,7 +99,11 @@ fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelErr
                 }
                 let cache = KvShape { numbers, head_dim, block_size };
                 for softmax in [Softmax::Online, Softmax::Unified] {
-                    specs.push(DecodeAttention::new(gpu, cache, softmax)?.spec());
+                    let decode = DecodeAttention::new(gpu, cache, softmax)?;
+                    specs.push(decode.spec());
+                    if gpu.arch == Arch::SM_90A {
+                        specs.extend(decode.leaving_codes().map(|decode| decode.spec()));
+                    }
                 }
                 let prefill = PrefillAttention::new(gpu, cache)?;
                 specs.extend([prefill.spec(), prefill.with_small_tiles().spec()]);

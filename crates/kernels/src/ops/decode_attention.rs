@@ -4,7 +4,10 @@
 //! them for the eight heads of a group at once (keys as the left operand of the tensor cores), and
 //! keeps its part of the softmax. Warps meet only at the end of a piece.
 
-use super::plan_attention::{GROUP_HEADS, TILE_LEN, head_groups};
+use super::{
+    fp8_split::{Fp8Split, SplitRows},
+    plan_attention::{GROUP_HEADS, TILE_LEN, head_groups},
+};
 use crate::{Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, KvShape, Launch, Source};
 
 /// A specialisation of the decode kernel.
@@ -18,6 +21,7 @@ pub struct DecodeAttention {
     /// Turns in a warp's ring.
     stages: u32,
     num_ctas: u32,
+    leaves_codes: bool,
 }
 
 /// What the weights of a softmax are relative to while its scores are still coming.
@@ -61,6 +65,8 @@ pub struct DecodeAttentionParams {
     pub unified: DevicePtr,
     /// A word that counts rows and head groups that were computed again.
     pub recomputed: DevicePtr,
+    /// Where `out` is also left as codes; null, or of a kernel that can do so.
+    pub split: SplitRows,
     pub num_rows: u32,
     /// Of the plan's layout.
     pub max_rows: u32,
@@ -81,7 +87,15 @@ impl DecodeAttention {
         const NAME: &str = "decode_attention";
         cache.check(NAME)?;
         let subtile = 16;
-        let shape = |warps, stages| Self { cache, softmax, warps, subtile, stages, num_ctas: 0 };
+        let shape = |warps, stages| Self {
+            cache,
+            softmax,
+            warps,
+            subtile,
+            stages,
+            num_ctas: 0,
+            leaves_codes: false,
+        };
         // Two blocks on an SM, so that one loads while the other adds up; else what fits.
         let fits = |shape: &Self, blocks: u32| {
             let smem = shape.dynamic_smem();
@@ -104,6 +118,18 @@ impl DecodeAttention {
     }
 
     const MAX_STAGES: u32 = 6;
+
+    /// The same, but that it can leave its output as codes, as [`Fp8Split`] makes them; `None` if
+    /// the dims of a head are not what shares a scale.
+    pub fn leaving_codes(self) -> Option<Self> {
+        let shares_scales = self.cache.head_dim == Fp8Split::COLS;
+        shares_scales.then_some(Self { leaves_codes: true, ..self })
+    }
+
+    /// Whether it can leave its output as codes.
+    pub const fn leaves_codes(&self) -> bool {
+        self.leaves_codes
+    }
 
     /// Blocks of every launch.
     pub const fn num_ctas(&self) -> u32 {
@@ -147,6 +173,7 @@ impl Kernel for DecodeAttention {
                 ("SUBTILE", self.subtile),
                 ("STAGES", self.stages),
                 ("TILE_LEN", TILE_LEN),
+                ("SPLIT", u32::from(self.leaves_codes)),
             ]
             .into_iter()
             .chain(self.cache.defines())

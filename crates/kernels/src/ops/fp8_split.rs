@@ -75,3 +75,38 @@ impl Kernel for Fp8Split {
         Launch::linear(warps.div_ceil(Self::THREADS / 32), Self::THREADS)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// The nearest number of e4m3, the even one of two, as the OCP's specification of 8-bit
+    /// floating point has it: four bits, exponents from -6 on, so steps of 2^-9 at least.
+    fn round_to_e4m3(x: f32) -> f32 {
+        let exponent = if x == 0.0 { -6 } else { x.abs().log2().floor().max(-6.0) as i32 };
+        let step = 2.0_f32.powi(exponent - 3);
+        (x / step).round_ties_even() * step
+    }
+
+    /// Numbers of bf16 whose greatest neighbour is scaled to 128 to 255.
+    fn scaled(exponent: i32) -> impl Iterator<Item = f32> {
+        (128..256).map(move |mantissa| mantissa as f32 * 2.0_f32.powi(exponent - 7))
+    }
+
+    #[test]
+    fn two_codes_are_every_number_of_bf16_near_the_greatest() {
+        for x in (-2..=7).flat_map(scaled) {
+            let greater = round_to_e4m3(x);
+            let lesser = round_to_e4m3(x - greater);
+            assert!(greater <= 448.0);
+            assert_eq!(greater + lesser, x);
+        }
+    }
+
+    #[test]
+    fn smaller_numbers_are_off_by_little_of_the_greatest() {
+        for x in (-30..-2).flat_map(scaled) {
+            let greater = round_to_e4m3(x);
+            let lesser = round_to_e4m3(x - greater);
+            assert!((greater + lesser - x).abs() <= 128.0 * 2.0_f32.powi(-17), "{x}");
+        }
+    }
+}

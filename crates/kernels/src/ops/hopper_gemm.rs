@@ -1,5 +1,6 @@
 //! Matrix products of few rows on Hopper's tensor cores, bound by reading the weights.
 
+use super::fp8_split::{Fp8Split, SplitRows};
 use crate::{
     Arch, Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, Launch, Source, TensorMap,
 };
@@ -14,6 +15,7 @@ pub struct HopperGemm {
     weights: HopperWeights,
     tiling: Tiling,
     stages: u32,
+    leaves_codes: bool,
 }
 
 /// What the weights are stored as.
@@ -70,6 +72,8 @@ pub struct HopperGemmParams {
     pub x_scales: DevicePtr,
     /// `[num_rows, rows / 2]`, bf16, or `[num_parts, num_rows, rows]`, f32.
     pub out: DevicePtr,
+    /// `out` as codes, where [`HopperGemm::leaves_codes`].
+    pub split: SplitRows,
     pub num_rows: u32,
     pub rows: u32,
     pub cols: u32,
@@ -113,7 +117,11 @@ impl HopperGemm {
         }
         let padded_rows = Self::padded_rows(shape.num_rows);
         let (tiling, weights) = (Tiling::best(gpu, shape, op), shape.weights);
-        let mut kernel = Self { padded_rows, op, weights, tiling, stages: 0 };
+        let leaves_codes = op == HopperOp::Silu
+            && weights != HopperWeights::Bf16
+            && tiling.out_rows(op) == Fp8Split::COLS
+            && shape.rows.is_multiple_of(2 * Fp8Split::COLS);
+        let mut kernel = Self { padded_rows, op, weights, tiling, stages: 0, leaves_codes };
         let room = gpu.smem_per_block - kernel.fixed_smem();
         kernel.stages = (room / kernel.smem_of_stage()).min(Self::MAX_STAGES);
         Ok(kernel)
@@ -133,6 +141,11 @@ impl HopperGemm {
     /// Rows of a box of `x`.
     pub const fn x_box_rows(&self) -> u32 {
         self.padded_rows
+    }
+
+    /// Whether the output is also left as codes, as [`Fp8Split`] makes them.
+    pub const fn leaves_codes(&self) -> bool {
+        self.leaves_codes
     }
 
     /// Parts of the sums.
@@ -195,6 +208,9 @@ impl Tiling {
     /// The one that promises most: few multiprocessors idle, few parts, large tiles. With weights
     /// in bf16 it does not depend on the rows of `x`, so that sums do not either.
     fn best(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Self {
+        if let Some(tiling) = Self::of_codes(gpu, shape, op) {
+            return tiling;
+        }
         let blocks_of_columns = shape.cols.div_ceil(shape.weights.tile_cols());
         let groups: &[u32] = match op {
             HopperOp::Silu => &[4, 2],
@@ -208,6 +224,17 @@ impl Tiling {
             parts.clone().map(move |num_parts| Self { groups, group_rows, num_parts })
         });
         all.max_by_key(|tiling| tiling.promise(gpu, shape, op)).expect("some are tried")
+    }
+
+    /// Tiles whose output can be left as codes: that saves a kernel behind, which takes longer than
+    /// some idle multiprocessors cost, since the others read nearly as fast as all.
+    fn of_codes(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Option<Self> {
+        let tiling = Self { groups: 4, group_rows: 64, num_parts: 1 };
+        let blocks = shape.rows / (2 * Fp8Split::COLS);
+        let is_one_wave = (gpu.num_sms * 2 / 3..=gpu.num_sms).contains(&blocks);
+        let has_codes = op == HopperOp::Silu && shape.weights != HopperWeights::Bf16;
+        (has_codes && is_one_wave && shape.rows.is_multiple_of(2 * Fp8Split::COLS))
+            .then_some(tiling)
     }
 
     /// Per mille of all multiprocessors' time that goes into rows that exist, less what was seen to
@@ -256,6 +283,7 @@ impl Kernel for HopperGemm {
                 ("SILU", u32::from(self.op == HopperOp::Silu)),
                 ("FP8", u32::from(self.weights != HopperWeights::Bf16)),
                 ("BLOCKS", u32::from(self.weights == HopperWeights::Fp8Blocks)),
+                ("SPLIT", u32::from(self.leaves_codes)),
             ],
             dynamic_smem: self.stages * self.smem_of_stage() + self.fixed_smem(),
             params_bytes: size_of::<HopperGemmParams>(),

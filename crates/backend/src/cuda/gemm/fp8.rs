@@ -20,7 +20,11 @@ use super::{Descriptors, Gemm, Method, Operands, Plan, Problem, Product, kernel_
 use crate::{
     BackendError,
     cuda::{
-        by_key::ByKey, check::lost, loaded::Loaded, memory::Element, stream::CudaStream,
+        by_key::ByKey,
+        check::lost,
+        loaded::Loaded,
+        memory::Element,
+        stream::{CudaStream, Scratch},
         weights::MatrixPlace,
     },
 };
@@ -106,11 +110,11 @@ impl Gemm {
     ) -> Result<(), BackendError> {
         match method {
             Method::Library(_) => {
-                stream.scratch(rounded_bytes(product))?;
+                stream.scratch(Scratch::First, rounded_bytes(product))?;
                 self.quantize().map(drop)
             }
             Method::Expanded(_) => {
-                stream.scratch(expanded_bytes(product))?;
+                stream.scratch(Scratch::First, expanded_bytes(product))?;
                 self.expand(product).map(drop)
             }
             Method::Hopper => self.hopper.load(product, stream),
@@ -154,7 +158,7 @@ impl Gemm {
         product: &Product,
         stream: &CudaStream,
     ) -> Result<(sys::CUdeviceptr, sys::CUdeviceptr), BackendError> {
-        let codes = stream.scratch(rounded_bytes(product))?;
+        let codes = stream.scratch(Scratch::First, rounded_bytes(product))?;
         let scales = codes + (product.num_rows * fp8_row_bytes(product.k)) as u64;
         let params = Fp8QuantizeParams {
             x: product.x,
@@ -174,7 +178,7 @@ impl Gemm {
         stream: &CudaStream,
     ) -> Result<sys::CUdeviceptr, BackendError> {
         let (all_codes, all_scales, _) = codes(product);
-        let out = stream.scratch(expanded_bytes(product))?;
+        let out = stream.scratch(Scratch::First, expanded_bytes(product))?;
         let params = Fp8ExpandParams {
             codes: all_codes,
             scales: all_scales,

@@ -24,7 +24,7 @@ use crate::{
     cuda::{
         by_key::ByKey,
         loaded::{KernelLoader, Loaded, unsupported},
-        stream::{CudaStream, LeftCodes, WORKSPACE_BYTES},
+        stream::{CudaStream, LeftCodes, Scratch, WORKSPACE_BYTES},
         tensor_map::{Boxes, tensor_map},
         weights::MatrixPlace,
     },
@@ -75,14 +75,12 @@ impl HopperGemms {
     }
 
     /// Loads what `product` and what comes next need, and finds room for `x` as codes.
-    pub(super) fn load(
-        &self,
-        product: &Product,
-        stream: &CudaStream,
-    ) -> Result<(), BackendError> {
+    pub(super) fn load(&self, product: &Product, stream: &CudaStream) -> Result<(), BackendError> {
         if let MatrixPlace::Fp8 { .. } = product.weight {
-            stream.scratch(split_bytes(product.num_rows, product.k))?;
-            stream.scratch(split_bytes(product.num_rows, product.n))?;
+            for which in [Scratch::First, Scratch::Second] {
+                stream.split_rows((product.num_rows, product.k), which)?;
+                stream.split_rows((product.num_rows, product.n), which)?;
+            }
             self.split()?;
         }
         match product.next {
@@ -160,7 +158,11 @@ impl HopperGemms {
         let num_parts = self.multiply(product, HopperOp::Parts, parts, stream)?;
         let Product { num_rows, n, .. } = *product;
         let splits = norm.is_some() && leaves_codes(product);
-        let split = if splits { split_rows((num_rows, n), stream)? } else { SplitRows::default() };
+        let split = if splits {
+            stream.split_rows((num_rows, n), Scratch::Second)?
+        } else {
+            SplitRows::default()
+        };
         let params = AddNormParams {
             x: product.out,
             parts,
@@ -190,6 +192,12 @@ impl HopperGemms {
         let loaded = self.loaded(product, op)?;
         let kernel = loaded.kernel();
         let Operands { weight, x, scales, x_scales } = self.operands(product, *kernel, stream)?;
+        let out_len = product.n / 2;
+        let split = if kernel.leaves_codes() {
+            stream.split_rows((product.num_rows, out_len), Scratch::First)?
+        } else {
+            SplitRows::default()
+        };
         let params = HopperGemmParams {
             weight,
             x,
@@ -197,12 +205,16 @@ impl HopperGemms {
             scales,
             x_scales,
             out,
+            split,
             num_rows: word(product.num_rows),
             rows: word(product.n),
             cols: word(product.k),
             reserved: 0,
         };
         loaded.launch(&params, stream)?;
+        if kernel.leaves_codes() {
+            stream.set_left(Some(LeftCodes { x: out, len: out_len, codes: split }));
+        }
         Ok(kernel.num_parts())
     }
 
@@ -242,7 +254,7 @@ impl HopperGemms {
         if let Some(left) = stream.left().filter(is_x) {
             return Ok(left.codes);
         }
-        let to = split_rows((num_rows, k), stream)?;
+        let to = stream.split_rows((num_rows, k), scratch_of_x(product))?;
         self.split()?.launch(&Fp8SplitParams { x, to, len: word(k), reserved: 0 }, stream)?;
         Ok(to)
     }
@@ -255,8 +267,9 @@ impl HopperGemms {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         let Product { x, num_rows, k, .. } = *product;
-        if self.takes(Problem::of(product)) && AddNorm::splits(word(k)) {
-            let codes = split_rows((num_rows, k), stream)?;
+        let is_fp8 = matches!(product.weight, MatrixPlace::Fp8 { .. });
+        if is_fp8 && AddNorm::splits(word(k)) {
+            let codes = stream.split_rows((num_rows, k), scratch_of_x(product))?;
             stream.set_left(Some(LeftCodes { x, len: k, codes }));
         }
         Ok(())
@@ -308,24 +321,9 @@ fn leaves_codes(product: &Product) -> bool {
     is_fp8 && AddNorm::splits(word(product.n))
 }
 
-/// Where activations go as codes; the same memory for every product.
-fn split_rows(
-    (num_rows, len): (usize, usize),
-    stream: &CudaStream,
-) -> Result<SplitRows, BackendError> {
-    let codes = stream.scratch(split_bytes(num_rows, len))?;
-    Ok(SplitRows {
-        codes,
-        scales: codes + Fp8Split::codes_bytes(num_rows, len) as u64,
-        num_rows: word(num_rows),
-        padded_rows: HopperGemm::padded_rows(word(num_rows)),
-    })
-}
-
-/// Bytes of activations as codes, with their scales.
-fn split_bytes(num_rows: usize, len: usize) -> usize {
-    let padded_rows = HopperGemm::padded_rows(word(num_rows)) as usize;
-    Fp8Split::codes_bytes(num_rows, len) + Fp8Split::scales_bytes(padded_rows, len)
+/// Where `product` has its `x` as codes: not where SiLU of it is left.
+fn scratch_of_x(product: &Product) -> Scratch {
+    if matches!(product.next, Next::Silu { .. }) { Scratch::Second } else { Scratch::First }
 }
 
 /// Boxes of the greater codes and the lesser together, as pairs.

@@ -26,12 +26,15 @@ mod tune;
 use std::{
     collections::HashMap,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use cudarc::{cublaslt::sys as lt, driver::sys};
 use inflight_kernels::{
-    Element as KernelElement,
+    Arch, Element as KernelElement,
     ops::{
         flat_gemm::{FlatGemm, FlatGemmParams, FlatShape, Ring},
         gemv::{Gemv, GemvParams},
@@ -73,6 +76,8 @@ pub(super) struct Gemm {
     fp8: Fp8Kernels,
     hopper: HopperGemms,
     neighbours: Neighbours,
+    /// Whether there are weights in fp8 that kernels of ours multiply with activations as codes.
+    takes_codes: AtomicBool,
     handle: lt::cublasLtHandle_t,
     state: Mutex<State>,
 }
@@ -251,6 +256,7 @@ impl Gemm {
             fp8: Fp8Kernels::default(),
             hopper: HopperGemms::new(loader),
             neighbours: Neighbours::new(loader),
+            takes_codes: AtomicBool::new(false),
             handle,
             state: Mutex::new(state),
         })
@@ -259,7 +265,15 @@ impl Gemm {
     /// Tells of a matrix that products will be made with.
     pub(super) fn add_weight(&self, weight: &MatrixElements, n: usize, k: usize) {
         let key = (n, k, WeightKind::of(weight.place()));
+        if key.2 != WeightKind::Bf16 && self.loader.gpu.arch == Arch::SM_90A {
+            self.takes_codes.store(true, Ordering::Relaxed);
+        }
         self.lock().weights.entry(key).or_default().push(WeakMatrix::new(weight));
+    }
+
+    /// Whether operators in front of products had better leave activations as codes as well.
+    pub(super) fn takes_codes(&self) -> bool {
+        self.takes_codes.load(Ordering::Relaxed)
     }
 
     /// Chooses the algorithm for `product`, unless that was done before. Allocates and waits for

@@ -290,7 +290,7 @@ impl<'a> Trial<'a> {
     ) -> Result<(), BackendError> {
         let (Problem { num_rows, n, .. }, beside) = (self.problem, &gemm.neighbours);
         self.enqueue_norm(gemm, stream)?;
-        if self.is_behind_norm() {
+        if self.is_behind_norm() && plan.method == Method::Hopper {
             gemm.hopper.assume_codes(product, stream)?;
         }
         gemm.launch(plan, product, stream)?;

@@ -14,6 +14,8 @@ use std::{
 use cudarc::driver::sys::CUdeviceptr;
 use inflight_kernels::ops::{
     decode_attention::{DecodeAttention, DecodeAttentionParams},
+    fp8_split::SplitRows,
+    hopper_gemm::HopperGemm,
     plan_attention::{PlanAttention, PlanAttentionParams, PlanLayout, head_groups},
 };
 
@@ -27,7 +29,7 @@ use crate::{
         loaded::{KernelLoader, Loaded, unsupported},
         memory::{CudaBuffer, Element},
         numerics::Numerics,
-        stream::CudaStream,
+        stream::{CudaStream, LeftCodes, Scratch},
     },
     ops::Attention,
 };
@@ -41,7 +43,8 @@ pub(super) struct AttentionPlans {
     numerics: Numerics,
     /// Counts rows and head groups whose softmax was computed again.
     recomputed: CudaBuffer,
-    kernels: ByKey<AttentionShape, Kernels>,
+    /// By heads, and whether the products behind have weights in fp8.
+    kernels: ByKey<(AttentionShape, bool), Kernels>,
     state: Mutex<State>,
 }
 
@@ -106,16 +109,19 @@ impl AttentionPlans {
         *self.lock().steps.entry(batch.context_lens.address()).or_default() += 1;
     }
 
+    /// `before_codes`: products behind it have weights in fp8.
     pub(super) fn launch(
         &self,
         args: &Attention<'_, CudaBackend>,
+        before_codes: bool,
         loader: &KernelLoader,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         let (shape, step) = (args.attention, args.step);
         check_buffer(args.qkv, Element::Bf16, step.num_tokens * shape.qkv_len(), "attention: qkv");
         check_buffer(args.out, Element::Bf16, step.num_tokens * shape.q_len(), "attention: out");
-        let kernels = self.kernels.get(shape, || Kernels::load(loader, shape, self.numerics))?;
+        let load = || Kernels::load(loader, shape, self.numerics, before_codes);
+        let kernels = self.kernels.get((shape, before_codes), load)?;
         let key = PlanKey::of(args);
         let plan = self.plan(&key, &kernels, loader)?;
         if self.is_due(&key) {
@@ -123,7 +129,17 @@ impl AttentionPlans {
         }
         let decodes_only = decodes_only(step);
         if (decodes_only || step.num_rows > 1) && !self.numerics.batch_invariant {
-            kernels.decode.launch(&self.decode_params(&key, &plan, args), stream)?;
+            let len = shape.q_len();
+            let leaves = kernels.decode.kernel().leaves_codes()
+                && decodes_only
+                && step.num_rows <= HopperGemm::MAX_ROWS as usize;
+            let codes = if leaves {
+                stream.split_rows((step.num_rows, len), Scratch::First)?
+            } else {
+                SplitRows::default()
+            };
+            kernels.decode.launch(&self.decode_params(&key, &plan, args, codes), stream)?;
+            stream.set_left(leaves.then(|| LeftCodes { x: args.out.address(), len, codes }));
         }
         if decodes_only && !self.numerics.batch_invariant {
             return Ok(());
@@ -136,6 +152,7 @@ impl AttentionPlans {
         key: &PlanKey,
         plan: &Plan,
         args: &Attention<'_, CudaBackend>,
+        split: SplitRows,
     ) -> DecodeAttentionParams {
         DecodeAttentionParams {
             qkv: args.qkv.address(),
@@ -151,6 +168,7 @@ impl AttentionPlans {
             arrivals: plan.arrivals.address(),
             unified: 0,
             recomputed: self.recomputed.address(),
+            split,
             num_rows: word(args.step.num_rows),
             max_rows: plan.layout.max_rows,
             num_heads: word(key.num_heads),
@@ -197,15 +215,19 @@ impl Kernels {
         loader: &KernelLoader,
         shape: AttentionShape,
         numerics: Numerics,
+        before_codes: bool,
     ) -> Result<Self, BackendError> {
         let cache = kv_shape(numerics.kv_numbers()?, shape);
         let decode = DecodeAttention::new(&loader.gpu, cache, numerics.softmax);
+        let decode = decode.map_err(unsupported)?;
+        let leaving_codes = decode.leaving_codes().filter(|_| before_codes);
+        let decode = leaving_codes.unwrap_or(decode);
         let (prefill, small) = if numerics.batch_invariant {
             (Prefill::common(loader, cache)?, Some(Prefill::small(loader, cache)?))
         } else {
             (Prefill::load(loader, shape, cache)?, None)
         };
-        Ok(Self { decode: loader.load(decode.map_err(unsupported)?)?, prefill, small })
+        Ok(Self { decode: loader.load(decode)?, prefill, small })
     }
 
     /// The kernel for a step's rows of several tokens, or for all of them.

@@ -348,9 +348,10 @@ impl Operators {
     pub(super) fn attention(
         &self,
         args: &ops::Attention<'_, CudaBackend>,
+        before_codes: bool,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        self.attention.launch(args, &self.loader, stream)
+        self.attention.launch(args, before_codes, &self.loader, stream)
     }
 
     /// See [`CudaBackend::num_recomputed`].
