@@ -21,7 +21,7 @@ pub struct Source {
 pub struct TensorMap(pub [u64; 16]);
 
 /// What every source may include.
-pub(crate) const HEADERS: [Source; 4] = [
+pub(crate) const HEADERS: [Source; 5] = [
     Source { file: "common.cuh", text: include_str!("../csrc/common.cuh") },
     Source { file: "fp8_split.cuh", text: include_str!("../csrc/fp8_split.cuh") },
     Source { file: "hopper.cuh", text: include_str!("../csrc/hopper.cuh") },

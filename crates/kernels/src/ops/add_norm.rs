@@ -90,7 +90,10 @@ impl Kernel for AddNorm {
             dynamic_smem: 0,
             params_bytes: size_of::<AddNormParams>(),
             // With 512 threads, beside products.
-            budget: Budget { registers: if self.vectors <= 2 { 48 } else { 128 }, static_smem: 256 },
+            budget: Budget {
+                registers: if self.vectors <= 2 { 48 } else { 128 },
+                static_smem: 256,
+            },
         }
     }
 
