@@ -1,9 +1,5 @@
 // x += parts (+ bias), and out = x / sqrt(mean(x^2) + eps) * weight if asked for. One block a row.
 // SPLIT: out as codes besides, for a product with weights in e4m3.
-//
-// Threads and registers are few enough that blocks fit beside those of the product in front and of
-// the one behind: or this kernel would begin when the one has left, the other when this one has,
-// and memory would be idle meanwhile.
 #include "fp8_split.cuh"
 
 struct Params {
@@ -20,7 +16,6 @@ struct Params {
 };
 
 DEVICE float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
-DEVICE void prefetch(const float* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 DEVICE float4 add4(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
@@ -51,23 +46,15 @@ DEVICE float4 total(const Params& p, u64 at, u32 i) {
     return p.bias == nullptr ? x : add4(x, load4(p.bias + i));
 }
 
-#if VECTORS <= 2
-#define BOUNDS __maxnreg__(48)
-#else
-#define BOUNDS __launch_bounds__(THREADS)
-#endif
-
-KERNEL void BOUNDS add_norm(const Params p) {
+KERNEL void __launch_bounds__(1024) add_norm(const Params p) {
     let_next_begin();
     u64 start = u64(blockIdx.x) * p.len;
     u32 first = threadIdx.x * 4, stride = blockDim.x * 4;
     // The weights are nobody's result, and mostly not in a cache.
-#pragma unroll
-    for (u32 j = 0; j < VECTORS && p.weight != nullptr; j++) {
-        if (first + j * stride < p.len) prefetch(p.weight + first + j * stride);
-    }
+    bool has_first = p.weight != nullptr && first < p.len;
+    float4 weight = has_first ? load4(p.weight + first) : float4{};
     wait_only();
-    float4 weight[VECTORS], kept[VECTORS]; // As many as a thread has at most.
+    float4 kept[VECTORS]; // Most that a thread keeps.
     float squares = 0.0f;
 #pragma unroll
     for (u32 j = 0; j < VECTORS; j++) {
@@ -78,16 +65,12 @@ KERNEL void BOUNDS add_norm(const Params p) {
         squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
     if (p.weight == nullptr) return;
-#pragma unroll
-    for (u32 j = 0; j < VECTORS; j++) { // They arrive while all is added up.
-        if (first + j * stride < p.len) weight[j] = load4(p.weight + first + j * stride);
-    }
     float scale = 1.0f / sqrtf(block_sum(squares) / p.len + p.eps);
 #pragma unroll
     for (u32 j = 0; j < VECTORS; j++) {
         u32 i = first + j * stride;
         if (i >= p.len) break;
-        float4 v = kept[j], w = weight[j];
+        float4 v = kept[j], w = j == 0 ? weight : load4(p.weight + i);
         uint2 pairs = make_uint2(pack_bf16(v.x * scale * w.x, v.y * scale * w.y),
                                  pack_bf16(v.z * scale * w.z, v.w * scale * w.w));
         *reinterpret_cast<uint2*>(p.out + start + i) = pairs;

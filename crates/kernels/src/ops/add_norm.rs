@@ -8,9 +8,7 @@ use crate::{Budget, DevicePtr, Kernel, KernelError, KernelSpec, Launch, Source};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddNorm {
     /// Whether `out` is also left as codes, for a product with weights in fp8.
-    split: bool,
-    /// Most vectors of four elements that a thread keeps.
-    vectors: u32,
+    pub split: bool,
 }
 
 /// Arguments of [`AddNorm`].
@@ -39,23 +37,9 @@ pub struct AddNormParams {
 
 impl AddNorm {
     /// Most elements of a row: a thread keeps what it added up.
-    pub const MAX_LEN: u32 = 4 * 8 * Self::THREADS;
-    /// Of a block, at most.
-    const THREADS: u32 = 512;
-
-    /// The kernel for rows of `len` elements, which also leaves codes if it is to `split`.
-    ///
-    /// # Errors
-    /// [`KernelError::Unsupported`] if rows are too long, not of whole vectors, or to be split
-    /// although what shares a scale is cut.
-    pub fn new(len: u32, split: bool) -> Result<Self, KernelError> {
-        Self::check_len(len)?;
-        if split && !Self::splits(len) {
-            let reason = format!("rows of {len} as codes: it takes multiples of 128");
-            return Err(KernelError::Unsupported { kernel: "add_norm", reason });
-        }
-        Ok(Self { split, vectors: len.div_ceil(4 * Self::THREADS).next_power_of_two() })
-    }
+    pub const MAX_LEN: u32 = 4 * Self::VECTORS * Self::MAX_THREADS;
+    const VECTORS: u32 = 4;
+    const MAX_THREADS: u32 = 1024;
 
     /// Whether rows of `len` elements can be left as codes: a warp takes what shares a scale.
     pub const fn splits(len: u32) -> bool {
@@ -82,24 +66,16 @@ impl Kernel for AddNorm {
         KernelSpec {
             source: Source { file: "add_norm.cu", text: include_str!("../../csrc/add_norm.cu") },
             entry: "add_norm",
-            defines: vec![
-                ("VECTORS", self.vectors),
-                ("THREADS", Self::THREADS),
-                ("SPLIT", u32::from(self.split)),
-            ],
+            defines: vec![("VECTORS", Self::VECTORS), ("SPLIT", u32::from(self.split))],
             dynamic_smem: 0,
             params_bytes: size_of::<AddNormParams>(),
-            // With 512 threads, beside products.
-            budget: Budget {
-                registers: if self.vectors <= 2 { 48 } else { 128 },
-                static_smem: 256,
-            },
+            budget: Budget { registers: 64, static_smem: 256 },
         }
     }
 
     fn launch(&self, params: &AddNormParams) -> Launch {
         // A thread takes four elements at a time.
-        let threads = params.len.div_ceil(4).next_multiple_of(32).clamp(32, Self::THREADS);
+        let threads = params.len.div_ceil(4).next_multiple_of(32).clamp(32, Self::MAX_THREADS);
         Launch::linear(params.num_rows, threads)
     }
 }

@@ -44,6 +44,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         Unpack.spec(),
         TrackTokens.spec(),
         AddBias.spec(),
+        AddNorm { split: false }.spec(),
         SumParts.spec(),
         SiluAndMul.spec(),
         PlanAttention.spec(),
@@ -51,9 +52,6 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         Sample { unusual: true }.spec(),
         MoveBlocks.spec(),
     ];
-    for len in [2048, 4096, 8192, 16384] {
-        specs.push(AddNorm::new(len, false)?.spec());
-    }
     for first in both {
         specs.push(GatherSampled { element: first }.spec());
         specs.push(RandomNormal { out: first }.spec());
@@ -83,8 +81,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         specs.push(Fp8Expand { blocks }.spec());
     }
     if gpu.arch == Arch::SM_90A {
-        specs.extend([Fp8Split.spec(), AddNorm::new(4096, true)?.spec()]);
-        specs.push(AddNorm::new(8192, true)?.spec());
+        specs.extend([Fp8Split.spec(), AddNorm { split: true }.spec()]);
         specs.extend(hopper_gemms(gpu)?);
     }
     add_attention(gpu, &mut specs)?;

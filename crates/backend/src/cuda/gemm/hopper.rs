@@ -92,7 +92,7 @@ impl HopperGemms {
             Next::Nothing | Next::Rope | Next::Norm(_) => {
                 self.loaded(product, HopperOp::Parts)?;
                 let splits = matches!(product.next, Next::Norm(_)) && leaves_codes(product);
-                self.add_norm(word(product.n), splits).map(drop)
+                self.add_norm(splits).map(drop)
             }
         }
     }
@@ -175,7 +175,7 @@ impl HopperGemms {
             len: word(n),
             eps: norm.map_or(0.0, |norm| norm.eps),
         };
-        self.add_norm(word(n), splits)?.launch(&params, stream)?;
+        self.add_norm(splits)?.launch(&params, stream)?;
         let left = norm.filter(|_| splits);
         stream.set_left(left.map(|norm| LeftCodes { x: norm.out, len: n, codes: split }));
         Ok(())
@@ -293,8 +293,8 @@ impl HopperGemms {
         self.sum_parts.get((), || self.loader.load(SumParts))
     }
 
-    fn add_norm(&self, len: u32, split: bool) -> Result<Arc<Loaded<AddNorm>>, BackendError> {
-        let kernel = AddNorm::new(len, split).map_err(unsupported)?;
+    fn add_norm(&self, split: bool) -> Result<Arc<Loaded<AddNorm>>, BackendError> {
+        let kernel = AddNorm { split };
         self.add_norm.get(kernel, || self.loader.load(kernel))
     }
 
