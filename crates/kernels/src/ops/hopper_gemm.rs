@@ -347,6 +347,21 @@ mod tests {
     }
 
     #[test]
+    fn what_becomes_codes_is_in_tiles_of_what_shares_a_scale() {
+        for rows in [28672, 24576] {
+            let kernel = kernel_of(HopperWeights::Fp8, 32, rows, 4096, HopperOp::Silu);
+            assert_eq!(kernel.tiling, Tiling { groups: 4, group_rows: 64, num_parts: 1 });
+            assert!(kernel.leaves_codes());
+        }
+        // More such tiles than multiprocessors, or a last one that is cut: codes come later.
+        for rows in [37888, 28608] {
+            assert!(!kernel_of(HopperWeights::Fp8, 32, rows, 4096, HopperOp::Silu).leaves_codes());
+        }
+        let kernel = kernel_of(HopperWeights::Bf16, 32, 28672, 4096, HopperOp::Silu);
+        assert!(!kernel.leaves_codes());
+    }
+
+    #[test]
     fn tiles_cover_all_rows_and_fit_shared_memory() {
         for num_rows in [1, 8, 9, 33, 64] {
             for rows in [8, 72, 640, 1000, 5120, 22016, 49152] {
