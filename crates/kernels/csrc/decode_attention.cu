@@ -74,7 +74,7 @@ struct Params {
     u32* arrivals;
     const float* unified; // [num_heads], of this layer, in units of log 2; or null: all zero.
     u32* recomputed;      // Counts rows and head groups whose softmax was computed again.
-    SplitRows split;      // `out` as codes besides, or null; only of heads whose dims share a scale.
+    SplitRows split;      // `out` as codes besides, or null; of heads whose dims share a scale.
     u32 num_rows;
     u32 max_rows;
     u32 num_heads;

@@ -30,8 +30,8 @@ pub struct Fp8SplitParams {
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct SplitRows {
-    /// `[2, num_rows, fp8_row_bytes(len)]`, columns at [`fp8_place`](super::fp8_quantize::fp8_place):
-    /// the greater, the lesser.
+    /// `[2, num_rows, fp8_row_bytes(len)]`, the greater and the lesser, columns at
+    /// [`fp8_place`](super::fp8_quantize::fp8_place).
     pub codes: DevicePtr,
     /// `[ceil(len / 128), padded_rows]`, f32.
     pub scales: DevicePtr,

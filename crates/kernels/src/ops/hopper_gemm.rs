@@ -61,8 +61,7 @@ pub struct HopperGemmParams {
     /// Of `[rows, cols]`, bf16 or pairs of codes, in boxes of [`HopperGemm::weight_box_rows`].
     pub weight: TensorMap,
     /// Of `[num_rows, cols]`, bf16, in boxes of [`HopperGemm::x_box_rows`]; for codes of
-    /// `[2, num_rows, cols]`, pairs as [`Fp8Split`](super::fp8_split::Fp8Split) makes them, in boxes
-    /// of both.
+    /// `[2, num_rows, cols]`, pairs as [`Fp8Split`] makes them, in boxes of both.
     pub x: TensorMap,
     /// `[rows]`, f32; 0 without. Only of [`HopperOp::Silu`].
     pub bias: DevicePtr,
