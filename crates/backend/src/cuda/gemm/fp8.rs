@@ -1,7 +1,8 @@
 //! Products with weights in fp8.
 //!
 //! ```text
-//! few rows     our kernels: codes become bf16 in registers, x stays as it is
+//! few rows     our kernels: on Hopper x becomes codes, which lose nothing; else codes become
+//!              bf16 in registers
 //! many rows    x is rounded to fp8 with a scale for each row, cuBLASLt multiplies codes
 //!              (weights with a scale for each row only, where cuBLASLt can do that)
 //! else         weights are expanded to bf16 first, then as any other
