@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Backend, BackendError, Dtype, HostTensor, TensorData,
-    ops::Matmul,
+    ops::{GatedMatmul, Matmul, RmsNorm},
     quant::fp8::{BLOCK, round_row},
 };
 
@@ -56,7 +56,82 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
         let expected = if is_rounded { rounded } else { exact };
         pair.compare(case.name(), &out, &expected, BF16_ROUNDING);
     }
-    check_with_what_comes_next(pair)
+    check_with_what_comes_next(pair)?;
+    for num_rows in [1, 3, 32, 64] {
+        let name = format!("product of {num_rows} rows, weights in fp8:");
+        let Twice { at_once, later } = after_norm(&pair.device, num_rows)?;
+        pair.compare(format!("{name} behind a norm or later"), &at_once, &later, 0.0);
+        let Twice { at_once, later } = after_silu(&pair.device, num_rows)?;
+        pair.compare(format!("{name} behind SiLU or later"), &at_once, &later, 0.0);
+    }
+    Ok(())
+}
+
+/// Sums of the same product: of what was just made, and when something else was enqueued since. An
+/// operator may leave its output in another form for a product right behind it.
+struct Twice {
+    at_once: Vec<f32>,
+    later: Vec<f32>,
+}
+
+impl Twice {
+    /// `make` enqueues what makes `x`, `[num_rows, cols]`.
+    fn of<B: Backend>(
+        rig: &Rig<'_, B>,
+        x: &B::Buffer,
+        (num_rows, cols): (usize, usize),
+        make: impl FnOnce() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
+        const ROWS: usize = 136;
+        let weight = rig.backend.load_matrix(&[weight(Scales::Rounded, 90, ROWS, cols)?])?;
+        let state = || rig.state(&vec![0.0; num_rows * ROWS]);
+        let (unused, first, second) = (state()?, state()?, state()?);
+        let multiply = |out: &B::Buffer| {
+            let (bias, weight) = (None, &weight);
+            let args = Matmul { x, weight, bias, out, num_rows, accumulate: true };
+            rig.backend.matmul(args, &rig.stream)
+        };
+        let (norm_weight, normed) = (rig.vector(&normal(91, ROWS))?, rig.poisoned(ROWS)?);
+        // Choosing how enqueues much, too: not between the two.
+        multiply(&unused)?;
+        make()?;
+        multiply(&first)?;
+        let (x, weight, out) = (&first, &norm_weight, &normed);
+        let norm = RmsNorm { x, weight, out, num_rows: 1, len: ROWS, eps: 1e-5 };
+        rig.backend.rms_norm(norm, &rig.stream)?;
+        multiply(&second)?;
+        let read = |out| rig.read_state(out, num_rows * ROWS);
+        Ok(Self { at_once: read(&first)?, later: read(&second)? })
+    }
+}
+
+fn after_norm<B: Backend>(rig: &Rig<'_, B>, num_rows: usize) -> Result<Twice, BackendError> {
+    let (len, cols) = (640, 256);
+    let weight = rig.backend.load_matrix(&[weight(Scales::Rounded, 92, len, cols)?])?;
+    let x = rig.activations(&normal(93, num_rows * cols))?;
+    let sums = rig.state(&normal(94, num_rows * len))?;
+    let (norm_weight, out) = (rig.vector(&normal(95, len))?, rig.poisoned(num_rows * len)?);
+    Twice::of(rig, &out, (num_rows, len), || {
+        let (bias, weight, out_of_matmul) = (None, &weight, &sums);
+        let matmul = Matmul { x: &x, weight, bias, out: out_of_matmul, num_rows, accumulate: true };
+        let (x, weight) = (&sums, &norm_weight);
+        let norm = RmsNorm { x, weight, out: &out, num_rows, len, eps: 1e-5 };
+        rig.backend.add_matmul_and_norm(matmul, norm, &rig.stream)
+    })
+}
+
+/// As wide as models of 8B, where a GPU has a multiprocessor for every 128 columns.
+fn after_silu<B: Backend>(rig: &Rig<'_, B>, num_rows: usize) -> Result<Twice, BackendError> {
+    let (len, cols) = (14_336, 128);
+    let half = |key| weight(Scales::Rounded, key, len, cols);
+    let weight = rig.backend.load_matrix(&[half(96)?, half(97)?])?;
+    let x = rig.activations(&normal(98, num_rows * cols))?;
+    let (gate_up, out) = (rig.poisoned(2 * num_rows * len)?, rig.poisoned(num_rows * len)?);
+    Twice::of(rig, &out, (num_rows, len), || {
+        let (x, weight, bias, gate_up, out) = (&x, &weight, None, &gate_up, &out);
+        let args = GatedMatmul { x, weight, bias, gate_up, out, num_rows, len };
+        rig.backend.gated_matmul(args, &rig.stream)
+    })
 }
 
 /// So few rows that no device rounds activations.
