@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::{
     BF16_TOLERANCE, Pair,
+    fp8::Twice,
     rig::{Rig, normal, tensor},
     steps::RandomStep,
 };
@@ -114,6 +115,11 @@ fn check_attention<B: Backend>(
             // Of great scores, weights follow every bit.
             let tolerance = if heads.spread > 1.0 { 3e-2 } else { BF16_TOLERANCE };
             pair.compare(name, &out, &expected, tolerance);
+            if kind.starts_with("decode") {
+                let Twice { at_once, later } = product_of_attention(&pair.device, heads, &step)?;
+                let name = format!("product, weights in fp8: behind attention {kind} or later");
+                pair.compare(format!("{name}, {}", heads.name()), &at_once, &later, 0.0);
+            }
         }
     }
     Ok(())
@@ -259,6 +265,30 @@ fn attention<B: Backend>(
     heads: Heads,
     step: &RandomStep,
 ) -> Result<Vec<f32>, BackendError> {
+    with_attention(rig, heads, step, |args| {
+        let (out, len) = (args.out, args.step.num_tokens * args.attention.q_len());
+        rig.backend.attention(args, &rig.stream)?;
+        rig.read_activations(out, len)
+    })
+}
+
+fn product_of_attention<B: Backend>(
+    rig: &Rig<'_, B>,
+    heads: Heads,
+    step: &RandomStep,
+) -> Result<Twice, BackendError> {
+    with_attention(rig, heads, step, |args| {
+        let sides = (args.step.num_tokens, args.attention.q_len());
+        Twice::of(rig, args.out, sides, || rig.backend.attention(args, &rig.stream))
+    })
+}
+
+fn with_attention<B: Backend, T>(
+    rig: &Rig<'_, B>,
+    heads: Heads,
+    step: &RandomStep,
+    then: impl FnOnce(Attention<'_, B>) -> Result<T, BackendError>,
+) -> Result<T, BackendError> {
     let attention = heads.shape(step.block_size);
     let (batch, shape) = step.unpack(rig)?;
     let cache_len = step.num_cache_blocks * heads.num_kv_heads * step.block_size * heads.head_dim;
@@ -293,6 +323,5 @@ fn attention<B: Backend>(
         batch: &batch,
         step: shape,
     };
-    rig.backend.attention(args, &rig.stream)?;
-    rig.read_activations(&out, shape.num_tokens * attention.q_len())
+    then(args)
 }

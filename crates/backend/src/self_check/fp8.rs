@@ -69,14 +69,14 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
 
 /// Sums of the same product: of what was just made, and when something else was enqueued since. An
 /// operator may leave its output in another form for a product right behind it.
-struct Twice {
-    at_once: Vec<f32>,
-    later: Vec<f32>,
+pub(super) struct Twice {
+    pub(super) at_once: Vec<f32>,
+    pub(super) later: Vec<f32>,
 }
 
 impl Twice {
     /// `make` enqueues what makes `x`, `[num_rows, cols]`.
-    fn of<B: Backend>(
+    pub(super) fn of<B: Backend>(
         rig: &Rig<'_, B>,
         x: &B::Buffer,
         (num_rows, cols): (usize, usize),
