@@ -79,7 +79,7 @@ impl LatencyControl {
     ) -> usize {
         self.target_s = target.as_secs_f64();
         self.num_unobserved = self.num_unobserved.saturating_sub(1);
-        let Some(allowed_s) = self.allowed_s(target) else {
+        let Some(allowed_s) = self.allowed_s(target, self.model.wide_margin()) else {
             return self.follow(COLD_LIMIT).min(most);
         };
         let chunks = Chunks { model: &self.model, decodes, start, most };
@@ -129,7 +129,7 @@ impl LatencyControl {
         rows: &StepLoad,
         len: usize,
     ) -> bool {
-        let Some(allowed_s) = self.allowed_s(target) else { return true };
+        let Some(allowed_s) = self.allowed_s(target, self.model.margin()) else { return true };
         let mut load = *rows;
         load.add_row(len, 1, true);
         let Some(seconds) = self.model.predict(&load) else { return true };
@@ -139,11 +139,11 @@ impl LatencyControl {
     }
 
     /// What a prediction may be at most; `None` while nothing can be predicted.
-    fn allowed_s(&self, target: Duration) -> Option<f64> {
+    fn allowed_s(&self, target: Duration, margin: f64) -> Option<f64> {
         let mut alone = StepLoad::default();
         alone.add_row(1, 1, true);
         let least = self.model.predict(&alone)? * LEAST_TARGET;
-        Some(target.as_secs_f64().max(least) / self.model.margin())
+        Some(target.as_secs_f64().max(least) / margin)
     }
 }
 

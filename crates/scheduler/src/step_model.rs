@@ -85,8 +85,10 @@ pub(crate) struct StepModel {
     /// Measured over predicted, a ring.
     ratios: Vec<f64>,
     next_ratio: usize,
-    /// What 199 of 200 steps stayed within, as a multiple of the prediction.
+    /// What 99 of 100 steps stayed within, as a multiple of the prediction.
     margin: f64,
+    /// What 199 of 200 did.
+    wide_margin: f64,
 }
 
 impl Default for StepModel {
@@ -99,6 +101,7 @@ impl Default for StepModel {
             ratios: Vec::with_capacity(NUM_RATIOS),
             next_ratio: 0,
             margin: 1.0,
+            wide_margin: 1.0,
         }
     }
 }
@@ -127,10 +130,15 @@ impl StepModel {
         (self.num_steps >= MIN_STEPS).then(|| self.raw(load))
     }
 
-    /// By how much predictions must be stretched for 199 of 200 steps to stay within them: 99 of
-    /// 100 have to, and the steps remembered are not those to come.
+    /// By how much predictions must be stretched for 99 of 100 steps to stay within them.
     pub(crate) fn margin(&self) -> f64 {
         self.margin
+    }
+
+    /// As [`margin`](Self::margin), for 199 of 200: where 99 of 100 steps to come have to, and few
+    /// of the steps remembered are of their kind.
+    pub(crate) fn wide_margin(&self) -> f64 {
+        self.wide_margin
     }
 
     /// Most tokens of a step for which the model can be trusted.
@@ -164,8 +172,10 @@ impl StepModel {
     fn update_margin(&mut self) {
         let mut sorted = self.ratios.clone();
         sorted.sort_unstable_by(f64::total_cmp);
-        let at = (sorted.len() * 199).div_ceil(200) - 1;
-        self.margin = sorted[at].clamp(1.0, 2.0);
+        let within =
+            |part: usize, of: usize| sorted[(sorted.len() * part).div_ceil(of) - 1].clamp(1.0, 2.0);
+        self.margin = within(99, 100);
+        self.wide_margin = within(199, 200);
     }
 
     /// Minimises the squared errors by one cost at a time, keeping all of them positive.
