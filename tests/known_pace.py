@@ -16,9 +16,10 @@ HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: "
 SLACK_S = 0.0015
 
 
-class KnownPace:
-    def __init__(self, ttft_ms, gap_ms, port=0):
-        self.ttft_s, self.gap_s = ttft_ms / 1e3, gap_ms / 1e3
+class Listener:
+    """Lets `answer` answer each connection in a thread of its own."""
+
+    def __init__(self, port=0):
         self.listener = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
 
@@ -29,6 +30,19 @@ class KnownPace:
             except OSError:
                 return
             threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def __enter__(self):
+        threading.Thread(target=self.serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.listener.close()
+
+
+class KnownPace(Listener):
+    def __init__(self, ttft_ms, gap_ms, port=0):
+        super().__init__(port)
+        self.ttft_s, self.gap_s = ttft_ms / 1e3, gap_ms / 1e3
 
     def answer(self, connection):
         with connection:
@@ -45,13 +59,6 @@ class KnownPace:
                 wait_until(due)
                 due += self.gap_s
                 connection.sendall(events(i, num_tokens))
-
-    def __enter__(self):
-        threading.Thread(target=self.serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.listener.close()
 
 
 def read_request(connection):

@@ -1,12 +1,10 @@
 """`inflight bench serve` against our own server, and against one that misbehaves on purpose."""
 
 import json
-import socket
-import threading
 
 import pytest
 from inflight import run
-from known_pace import KnownPace
+from known_pace import KnownPace, Listener
 
 
 def bench(url, *flags):
@@ -79,30 +77,17 @@ def test_times_are_from_sending_to_the_first_text_and_between_texts(tmp_path):
     assert 4 * told["itl_ms"]["mean"] <= between
 
 
-class Misbehaving:
+class Misbehaving(Listener):
     """Answers every connection with the same bytes."""
 
-    def __init__(self, answer):
-        self.answer = answer
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        threading.Thread(target=self.serve, daemon=True).start()
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
 
-    def serve(self):
-        while True:
-            try:
-                connection, _ = self.listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(self.answer)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.listener.close()
+    def answer(self, connection):
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(self.what)
 
 
 def stream(body):

@@ -45,23 +45,16 @@ pub fn tool_calls(
     is_parallel: bool,
     tokenizer: &Tokenizer,
 ) -> Result<Constraint, GrammarError> {
-    if tools.is_empty() {
-        return Err(GrammarError::Refused("there is no tool to call".to_owned()));
-    }
     let controls = controls(tokenizer.token_table());
     let text = |text: &str| marker(text, &controls);
     let call = ["call_start", "call", "call_end"].join(" ");
     let more = if is_parallel { format!(" (between {call})*") } else { String::new() };
-    let mut lines = vec![
+    let lines = vec![
         format!("start: before {call}{more} after"),
         format!("before: {}", text(&format.before)),
         format!("call_start: {}", text(&format.call_start)),
-        format!("call_end: {}", text(&format.call_end)),
-        format!("between: {}", text(&format.between)),
-        format!("after: {}", text(&format.after)),
     ];
-    lines.extend(call_rules(tools, format));
-    Ok(Constraint::Grammar(lines.join("\n") + "\n"))
+    with_calls(lines, tools, format, &controls)
 }
 
 /// Any text, in which calls, wherever the model begins one, are of `tools`: what it says is free
@@ -81,11 +74,7 @@ pub fn optional_tool_calls(
     is_parallel: bool,
     tokenizer: &Tokenizer,
 ) -> Result<Constraint, GrammarError> {
-    if tools.is_empty() {
-        return Err(GrammarError::Refused("there is no tool to call".to_owned()));
-    }
     let controls = controls(tokenizer.token_table());
-    let text = |text: &str| marker(text, &controls);
     let is_bare = format.before.is_empty() && format.call_start.is_empty();
     let more = if is_parallel { "(between call_start call call_end)*" } else { "" };
     let calls = format!("call_start call call_end {more} after");
@@ -107,19 +96,29 @@ pub fn optional_tool_calls(
         (false, false) => vec![
             format!("start: tail | before {calls}"),
             format!("before: {}", after_text(&format.before, &controls)),
-            format!("call_start: {}", text(&format.call_start)),
+            format!("call_start: {}", marker(&format.call_start, &controls)),
         ],
     };
-    lines.extend([
-        "tail: TEXT?".to_owned(),
-        "TEXT: /(?s:.+)/".to_owned(),
-        format!("call_end: {}", text(&format.call_end)),
-        format!("between: {}", text(&format.between)),
-        format!("after: {}", text(&format.after)),
-    ]);
+    lines.extend(["tail: TEXT?".to_owned(), "TEXT: /(?s:.+)/".to_owned()]);
     if let Some(trigger) = trigger(format, &controls) {
         lines.push(format!("trigger[lazy]: /(?s:.*){}/", escaped(trigger)));
     }
+    with_calls(lines, tools, format, &controls)
+}
+
+/// A grammar of these rules and those of calls but for what stands before each.
+fn with_calls(
+    mut lines: Vec<String>,
+    tools: &[Tool],
+    format: &CallFormat,
+    controls: &[(&[u8], u32)],
+) -> Result<Constraint, GrammarError> {
+    if tools.is_empty() {
+        return Err(GrammarError::Refused("there is no tool to call".to_owned()));
+    }
+    let CallFormat { call_end, between, after, .. } = format;
+    let marks = [("call_end", call_end), ("between", between), ("after", after)];
+    lines.extend(marks.map(|(rule, text)| format!("{rule}: {}", marker(text, controls))));
     lines.extend(call_rules(tools, format));
     Ok(Constraint::Grammar(lines.join("\n") + "\n"))
 }

@@ -3,10 +3,9 @@
 use std::num::NonZeroUsize;
 
 use clap::{Args, ValueEnum};
-use inflight_bench::BuiltInConfig;
 
-use super::bench::{FigureFiles, OverlapChoice, built_in};
-use super::{EngineArgs, MODEL_HELP};
+use super::EngineArgs;
+use super::bench::{FigureFiles, MeasuredModel, OverlapChoice};
 
 pub(crate) const BATCHING_EXAMPLES: &str = "\
 Examples:
@@ -21,12 +20,8 @@ than padded ones would be.";
 
 #[derive(Args, Debug)]
 pub(crate) struct BatchingArgs {
-    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
-    pub(crate) model: String,
-
-    /// Shapes of a well-known model, with random weights, instead of MODEL
-    #[arg(long, value_parser = built_in(), value_name = "NAME", conflicts_with = "model")]
-    pub(crate) config: Option<BuiltInConfig>,
+    #[command(flatten)]
+    pub(crate) measured: MeasuredModel,
 
     /// What to run: burst is all requests at once, rates is latency against requests a second,
     /// long-prompt is a long prompt that enters 32 decodes, tenants is one user beside a flood

@@ -154,12 +154,8 @@ pub(crate) struct KernelsArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct AsyncArgs {
-    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
-    pub(crate) model: String,
-
-    /// Shapes of a well-known model, with random weights, instead of MODEL
-    #[arg(long, value_parser = built_in(), value_name = "NAME", conflicts_with = "model")]
-    pub(crate) config: Option<BuiltInConfig>,
+    #[command(flatten)]
+    pub(crate) measured: MeasuredModel,
 
     /// Requests, all of them there from the start
     #[arg(long, default_value = "32", value_name = "REQUESTS")]
@@ -234,12 +230,8 @@ pub(crate) struct CompareArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct OfflineArgs {
-    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
-    pub(crate) model: String,
-
-    /// Shapes of a well-known model, with random weights, instead of MODEL
-    #[arg(long, value_parser = built_in(), value_name = "NAME", conflicts_with = "model")]
-    pub(crate) config: Option<BuiltInConfig>,
+    #[command(flatten)]
+    pub(crate) measured: MeasuredModel,
 
     /// Requests, all of them there from the start
     #[arg(long, default_value = "32", value_name = "REQUESTS")]
@@ -345,6 +337,17 @@ pub(crate) enum OverlapChoice {
     On,
     Off,
     Both,
+}
+
+/// The model that an experiment runs.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MeasuredModel {
+    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
+    pub(crate) model: String,
+
+    /// Shapes of a well-known model, with random weights, instead of MODEL
+    #[arg(long, value_parser = built_in(), value_name = "NAME", conflicts_with = "model")]
+    pub(crate) config: Option<BuiltInConfig>,
 }
 
 /// Built-in configurations by their names.

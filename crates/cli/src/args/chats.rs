@@ -3,10 +3,9 @@
 use std::num::NonZeroUsize;
 
 use clap::Args;
-use inflight_bench::BuiltInConfig;
 
-use super::bench::{FigureFiles, built_in};
-use super::{EngineArgs, MODEL_HELP};
+use super::EngineArgs;
+use super::bench::{FigureFiles, MeasuredModel};
 
 pub(super) const CHATS_EXAMPLES: &str = "\
 Examples:
@@ -19,12 +18,8 @@ from the host, and of the same chats with nothing found.";
 
 #[derive(Args, Debug)]
 pub(crate) struct ChatsArgs {
-    #[arg(help = MODEL_HELP, default_value = "default", hide_default_value = true)]
-    pub(crate) model: String,
-
-    /// Shapes of a well-known model, with random weights, instead of MODEL
-    #[arg(long, value_parser = built_in(), value_name = "NAME", conflicts_with = "model")]
-    pub(crate) config: Option<BuiltInConfig>,
+    #[command(flatten)]
+    pub(crate) measured: MeasuredModel,
 
     /// Tokens that a chat sends again with every turn
     #[arg(long, default_value = "4096", value_name = "TOKENS")]

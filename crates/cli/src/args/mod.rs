@@ -32,7 +32,7 @@ pub(crate) use batch::BatchArgs;
 pub(crate) use batching::{BatchingArgs, BatchingExperiment};
 pub(crate) use bench::{
     AsyncArgs, BenchArgs, BenchCommand, CompareArgs, ConstraintChoice, FigureFiles, KernelsArgs,
-    OfflineArgs, OverlapChoice,
+    MeasuredModel, OfflineArgs, OverlapChoice,
 };
 pub(crate) use bench_serve::{ArrivalsChoice, EndpointChoice, PromptChoice, ServeLoadArgs};
 pub(crate) use chats::ChatsArgs;

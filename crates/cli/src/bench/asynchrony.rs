@@ -76,8 +76,7 @@ fn offline_args(args: &AsyncArgs) -> Result<OfflineArgs> {
         }
     };
     Ok(OfflineArgs {
-        model: args.model.clone(),
-        config: args.config,
+        measured: args.measured.clone(),
         num_prompts: args.num_prompts,
         input_len: args.input_len,
         output_len,

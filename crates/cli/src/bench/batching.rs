@@ -35,7 +35,7 @@ pub(super) fn bench_batching(args: &BatchingArgs) -> Result<()> {
     );
     let is_time = |ms: &f64| *ms > 0.0 && Duration::try_from_secs_f64(ms / 1e3).is_ok();
     ensure!(args.target_itl_ms.iter().all(is_time), "--target-itl-ms must be over 0");
-    let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
+    let (name, files) = open_measured(&args.measured, &args.engine)?;
     let device = choose(args.engine.device, resolve_gpu_use(&args.engine))?;
     let sizes = Sizes::new(args, matches!(device, Chosen::Cpu { .. }));
     let mut engine_args = args.engine.clone();

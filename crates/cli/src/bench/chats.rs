@@ -18,7 +18,7 @@ use crate::resolve::{Workload, resolve_gpu_use};
 
 pub(super) fn bench_chats(args: &ChatsArgs) -> Result<()> {
     let outputs = Outputs::create(&args.files)?;
-    let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
+    let (name, files) = open_measured(&args.measured, &args.engine)?;
     let mut engine_args = args.engine.clone();
     let stream_len = args.stream_len();
     let longest = args.prefix_len.get() + args.turn_len.get() + args.output_len.get();

@@ -22,12 +22,11 @@ mod serve;
 mod text;
 
 use anyhow::Result;
-use inflight_bench::BuiltInConfig;
 use inflight_engine::EngineConfig;
 use inflight_model::ModelFiles;
 use serde_json::{Value, json};
 
-use crate::args::{BenchCommand, EngineArgs};
+use crate::args::{BenchCommand, EngineArgs, MeasuredModel};
 use crate::models::ModelArgument;
 use crate::progress::is_watched;
 use crate::start::{open, quantized};
@@ -47,15 +46,12 @@ pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
 }
 
 /// The model to measure, and its name.
-fn open_measured(
-    config: Option<BuiltInConfig>,
-    model: &str,
-    args: &EngineArgs,
-) -> Result<(String, ModelFiles)> {
-    let (name, files) = match config {
+fn open_measured(measured: &MeasuredModel, args: &EngineArgs) -> Result<(String, ModelFiles)> {
+    let (name, files) = match measured.config {
         Some(config) => (config.name().to_owned(), config.dummy(args.seed)?),
         None => {
-            let model = ModelArgument::parse(model)?.fetch(is_watched(args.no_progress))?;
+            let model =
+                ModelArgument::parse(&measured.model)?.fetch(is_watched(args.no_progress))?;
             (model.name.clone(), open(&model, args)?)
         }
     };

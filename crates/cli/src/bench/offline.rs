@@ -87,7 +87,7 @@ fn compare(runs: &[Measured], same_tokens: Option<bool>) -> Result<()> {
 
 impl<'a> Experiment<'a> {
     pub(super) fn new(args: &'a OfflineArgs) -> Result<Self> {
-        let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
+        let (name, files) = open_measured(&args.measured, &args.engine)?;
         let mut engine_args = args.engine.clone();
         engine_args.memory = engine_args.memory.measured();
         let lengths = request_lengths(args)?;

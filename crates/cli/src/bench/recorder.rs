@@ -20,7 +20,7 @@ use crate::resolve::{Workload, resolve_gpu_use};
 
 pub(super) fn bench_recorder(args: &RecorderArgs) -> Result<()> {
     let outputs = Outputs::create(&args.files)?;
-    let (name, files) = open_measured(args.config, &args.model, &args.engine)?;
+    let (name, files) = open_measured(&args.measured, &args.engine)?;
     let mut engine_args = args.engine.clone();
     engine_args.memory = engine_args.memory.measured();
     let (input, output) = (args.input_len.get(), args.output_len.get());

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::open_measured;
 use super::outputs::Outputs;
-use crate::args::{EngineArgs, TextArgs};
+use crate::args::{EngineArgs, MeasuredModel, TextArgs};
 use crate::assembly::{Assembled, Model, UseEngine, with_engine};
 use crate::device::choose;
 use crate::progress::TokenBar;
@@ -27,7 +27,8 @@ const USUAL_BATCH: usize = 256;
 
 pub(crate) fn bench_text(args: &TextArgs) -> Result<()> {
     let outputs = Outputs::create(&args.files)?;
-    let (name, files) = open_measured(None, &args.model, &args.engine)?;
+    let measured = MeasuredModel { model: args.model.clone(), config: None };
+    let (name, files) = open_measured(&measured, &args.engine)?;
     let texts = read(args, &files)?;
     let engine_args = engine_args(args, texts[0].len());
     let device = choose(engine_args.device, resolve_gpu_use(&engine_args))?;

@@ -85,6 +85,12 @@ const NUM_OBSERVED: usize = 3;
 /// For each sequence that comes in a turn, two numbers that say what it keeps, if not as usual.
 type Choices = Vec<Option<(usize, usize)>>;
 
+/// Turns, and what each of a turn's sequences is to keep, as [`forgetful`] reads it.
+fn choosy_script() -> impl Strategy<Value = Vec<(Turn, Choices)>> {
+    let choices = prop::collection::vec(prop::option::of((0usize..6, 1usize..20)), 3);
+    prop::collection::vec((turn(), choices), 1..24)
+}
+
 /// Some sequences keep sinks and a window by choice, or a part of the prompt; the others what the
 /// model's layers see. Prompts are only cut where those that decide fit a batch, if alone.
 fn forgetful(
@@ -206,6 +212,16 @@ fn check_same_tokens(serial: &Engine, overlapped: &Engine) -> Result<(), TestCas
     Ok(())
 }
 
+/// Overlap and the time of moves change neither tokens nor, the latter, batches.
+fn check_overlap(config: &SchedulerConfig, script: &[Turn]) -> Result<(), TestCaseError> {
+    let serial = run(config, script, false);
+    let overlapped = run(config, script, true);
+    let mut early = Engine::with_moves(config.clone(), true, MoveTime::Early);
+    early.run(script);
+    prop_assert_eq!(&early.batches, &overlapped.batches);
+    check_same_tokens(&serial, &overlapped)
+}
+
 proptest! {
     // A failure prints its input; what it taught is kept as a named scenario, not as a seed.
     #![proptest_config(ProptestConfig {
@@ -220,12 +236,7 @@ proptest! {
         config in config(),
         script in prop::collection::vec(turn(), 1..24),
     ) {
-        let serial = run(&config, &script, false);
-        let overlapped = run(&config, &script, true);
-        let mut early = Engine::with_moves(config.clone(), true, MoveTime::Early);
-        early.run(&script);
-        prop_assert_eq!(&early.batches, &overlapped.batches);
-        check_same_tokens(&serial, &overlapped)?;
+        check_overlap(&config, &script)?;
     }
 }
 
@@ -241,18 +252,10 @@ proptest! {
     fn so_do_sequences_that_forget(
         config in config(),
         window in prop::option::of(1usize..20),
-        script in prop::collection::vec(
-            (turn(), prop::collection::vec(prop::option::of((0usize..6, 1usize..20)), 3)),
-            1..24,
-        ),
+        script in choosy_script(),
     ) {
         let script = forgetful(&config, window, script);
-        let serial = run(&config, &script, false);
-        let overlapped = run(&config, &script, true);
-        let mut early = Engine::with_moves(config.clone(), true, MoveTime::Early);
-        early.run(&script);
-        prop_assert_eq!(&early.batches, &overlapped.batches);
-        check_same_tokens(&serial, &overlapped)?;
+        check_overlap(&config, &script)?;
     }
 }
 
@@ -268,10 +271,7 @@ proptest! {
         config in config(),
         policy in policy(),
         window in prop::option::of(1usize..20),
-        script in prop::collection::vec(
-            (turn(), prop::collection::vec(prop::option::of((0usize..6, 1usize..20)), 3)),
-            1..24,
-        ),
+        script in choosy_script(),
     ) {
         let script = forgetful(&config, window, script);
         let serial = run_policy(&config, &policy, &script, false);
