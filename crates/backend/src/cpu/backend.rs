@@ -153,7 +153,7 @@ impl Backend for CpuBackend {
 
     fn load_matrix(&self, parts: &[HostTensor]) -> Result<Self::Matrix, BackendError> {
         let Device { pool, config, .. } = &*self.device;
-        PackedMatrix::pack(pool, parts, config.weights).map(Arc::new)
+        PackedMatrix::pack(pool, parts, config.weights, config.simd).map(Arc::new)
     }
 
     fn load_embedding(&self, table: &HostTensor) -> Result<Self::Embedding, BackendError> {

@@ -14,9 +14,9 @@
 
 use std::ops::Range;
 
-use super::quantise;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx512_bf16};
+use super::{format::PANEL_ROWS, quantise};
 use crate::cpu::{
     pool::{SharedMut, ThreadPool},
     simd::SimdLevel,
@@ -76,6 +76,14 @@ impl Form {
             Self::Bf16Tiles => cols.div_ceil(32),
             Self::Groups16 => cols / 16,
             Self::Groups32 => cols / 32,
+        }
+    }
+
+    /// Rows of a panel of weights that kernels for this form take: one or two registers of outputs.
+    pub(super) fn panel_rows(self) -> usize {
+        match self {
+            Self::Plain | Self::Groups16 | Self::Groups32 | Self::Bf16Tiles => PANEL_ROWS,
+            Self::Bf16Pairs => 2 * PANEL_ROWS,
         }
     }
 

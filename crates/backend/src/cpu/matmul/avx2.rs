@@ -228,7 +228,7 @@ unsafe fn scales_and_mins(
 #[target_feature(enable = "avx2,fma,f16c")]
 fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
     let column_bytes = PANEL_ROWS * N::DTYPE.block_bytes();
-    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps));
+    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps, PANEL_ROWS));
     assert!(tile.x.len() >= tile.num_steps * ROWS);
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
     let (weights, x) = (tile.weights.as_ptr(), tile.x.as_ptr().cast::<f32>());

@@ -189,7 +189,7 @@ unsafe fn scales_and_mins(
 #[target_feature(enable = "avx512f")]
 fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
     let column_bytes = PANEL_ROWS * N::DTYPE.block_bytes();
-    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps));
+    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps, PANEL_ROWS));
     assert!(tile.x.len() >= tile.num_steps * ROWS);
     let (weights, x) = (tile.weights.as_ptr(), tile.x.as_ptr().cast::<f32>());
     let mut even = [_mm512_setzero_ps(); ROWS];

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use super::{
     activations::{Form, Part},
     avx512,
-    format::VECTOR_BYTES,
-    tile::{Tile, TileKernel, prefetch},
+    format::{PANEL_ROWS, VECTOR_BYTES},
+    tile::{Tile, TileKernel},
 };
 
 /// Number `n - 1` takes `n` rows of activations.
@@ -15,48 +15,39 @@ pub(super) const KERNELS: &[TileKernel] = &[
     tile::<9>, tile::<10>, tile::<11>, tile::<12>,
 ];
 
-/// Sums over the even pairs of columns and over the odd ones: one chain of additions per row would
-/// be slower than memory.
+/// One panel, of two registers of outputs: 24 sums, two vectors of weights and a broadcast word of
+/// activations fill the registers. With one register of outputs loads, not products, set the pace:
+/// two a cycle are as many as a processor starts, and every product takes a load of its own.
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn tile<const ROWS: usize>(tile: &Tile<'_>) {
-    assert!(tile.weights.len() >= tile.num_steps * VECTOR_BYTES);
+    assert!(tile.weights.len() >= tile.num_steps * 2 * VECTOR_BYTES);
     assert!(tile.x.len() >= tile.num_steps * ROWS);
-    let (weights, x) = (tile.weights.as_ptr(), tile.x.as_ptr());
-    let mut even = [_mm512_setzero_ps(); ROWS];
-    let mut odd = [_mm512_setzero_ps(); ROWS];
-    for k in (0..tile.num_steps & !1).step_by(2) {
-        // SAFETY: pairs `k` and `k + 1` are inside the panel and the block, as asserted above.
+    let (mut weights, mut x) = (tile.weights.as_ptr(), tile.x.as_ptr());
+    let mut low = [_mm512_setzero_ps(); ROWS];
+    let mut high = [_mm512_setzero_ps(); ROWS];
+    for step in 0..tile.num_steps {
+        tile.ahead.fetch(step);
+        // SAFETY: the pointers walk through the panel and the block, which are long enough for this
+        // many steps, as asserted above.
         unsafe {
-            let weights = weights.add(k * VECTOR_BYTES);
-            prefetch(weights, 2 * VECTOR_BYTES);
-            add_pair::<ROWS>(&mut even, weights, x.add(k * ROWS));
-            add_pair::<ROWS>(&mut odd, weights.add(VECTOR_BYTES), x.add((k + 1) * ROWS));
+            let pairs = [0, VECTOR_BYTES].map(|at| _mm512_loadu_si512(weights.add(at).cast()));
+            for row in 0..ROWS {
+                let x = as_bf16(_mm512_set1_epi32(x.add(row).read().cast_signed()));
+                low[row] = _mm512_dpbf16_ps(low[row], as_bf16(pairs[0]), x);
+                high[row] = _mm512_dpbf16_ps(high[row], as_bf16(pairs[1]), x);
+            }
+            weights = weights.add(2 * VECTOR_BYTES);
+            x = x.add(ROWS);
         }
     }
-    if tile.num_steps % 2 == 1 {
-        let k = tile.num_steps - 1;
-        // SAFETY: as above.
-        unsafe { add_pair::<ROWS>(&mut even, weights.add(k * VECTOR_BYTES), x.add(k * ROWS)) };
-    }
-    avx512::write::<ROWS>(tile, std::array::from_fn(|row| _mm512_add_ps(even[row], odd[row])));
-}
-
-/// Adds to every row's sums those of one pair of columns.
-///
-/// # Safety
-/// `weights` points to 16 pairs, `x` to `ROWS` of them.
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn add_pair<const ROWS: usize>(
-    sums: &mut [__m512; ROWS],
-    weights: *const u8,
-    x: *const u32,
-) {
-    // SAFETY: the caller's promise.
-    let pairs = as_bf16(unsafe { _mm512_loadu_si512(weights.cast()) });
-    for (row, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        let x = unsafe { x.add(row).read() }.cast_signed();
-        *sum = _mm512_dpbf16_ps(*sum, pairs, as_bf16(_mm512_set1_epi32(x)));
+    for row in 0..ROWS {
+        // SAFETY: the kernel's caller keeps everybody else off the tile.
+        unsafe {
+            avx512::write_row(tile, row, 0, low[row]);
+            if tile.out.num_lanes > PANEL_ROWS {
+                avx512::write_row(tile, row, 1, high[row]);
+            }
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use half::f16;
 
 use crate::{Dtype, quant::Group};
 
-/// Rows of a panel: the 32-bit lanes of an AVX-512 register.
+/// Rows of a panel, but of panels for products of bf16: the 32-bit lanes of an AVX-512 register.
 pub(super) const PANEL_ROWS: usize = 16;
 
 /// Bytes of one vector of codes.
@@ -90,9 +90,9 @@ formats! {
 ///
 /// Those of bf16 are in pairs, as products of bf16 want them: a row's numbers of columns 0 and 1,
 /// the next row's, ..., then all rows' of columns 2 and 3; an odd last column has zeros beside it.
-pub(super) const fn number_panel_bytes(dtype: Dtype, cols: usize) -> usize {
+pub(super) const fn number_panel_bytes(dtype: Dtype, cols: usize, panel_rows: usize) -> usize {
     let cols = if matches!(dtype, Dtype::BF16) { cols.next_multiple_of(2) } else { cols };
-    cols * PANEL_ROWS * dtype.block_bytes()
+    cols * panel_rows * dtype.block_bytes()
 }
 
 impl GroupLayout {

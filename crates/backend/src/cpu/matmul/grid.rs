@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use super::{
     activations::RowBlocks,
-    format::PANEL_ROWS,
     packed::Segment,
-    tile::{OutTile, Tile, TileKernel},
+    tile::{Ahead, OutTile, Tile, TileKernel},
 };
 use crate::cpu::pool::SharedMut;
 
@@ -23,6 +22,8 @@ pub(super) struct SegmentRun<'a> {
     pub(super) kernels: &'static [TileKernel],
     /// Most panels that they take at once.
     pub(super) panels_at_once: usize,
+    /// They take turns in fetching the next panel: see [`Ahead`].
+    pub(super) spread_fetching: bool,
     /// See [`Tile::num_steps`].
     pub(super) num_steps: usize,
     /// Words of a row of activations.
@@ -81,7 +82,8 @@ impl SegmentRun<'_> {
     ///
     /// Of the activations as much as the second-level cache holds, then of the weights as much as
     /// stays in it beside them, are taken through each other, block by block. So weights come from
-    /// memory once, and a row's outputs are written in runs.
+    /// memory once, and a row's outputs are written in runs. Where fetching is spread, it is one
+    /// panel, which stays in the first-level cache.
     pub(super) fn task(&self, grid: &Grid, task: usize) {
         let panels = self.segment.num_panels();
         let panels = cut(panels, task / grid.num_block_chunks, grid.num_panel_chunks);
@@ -89,25 +91,35 @@ impl SegmentRun<'_> {
         let blocks = cut(blocks, task % grid.num_block_chunks, grid.num_block_chunks);
         let block_bytes = self.blocks.rows(0).len() * self.row_words * 4;
         let panel_bytes = self.segment.panel_bytes();
+        let kept_bytes = if self.spread_fetching { panel_bytes } else { CACHED_WEIGHTS_BYTES };
         for blocks in batches(blocks, CACHED_ACTIVATIONS_BYTES / block_bytes) {
-            for panels in batches(panels.clone(), CACHED_WEIGHTS_BYTES / panel_bytes) {
+            for panels in batches(panels.clone(), kept_bytes / panel_bytes) {
                 for block in blocks.clone() {
                     let tiles = batches(panels.clone(), self.panels_at_once);
-                    tiles.for_each(|panels| self.tile(panels, block));
+                    tiles.for_each(|panels| self.tile(panels, block, &blocks));
                 }
             }
         }
     }
 
-    fn tile(&self, panels: Range<usize>, block: usize) {
-        let lane_start = panels.start * PANEL_ROWS;
-        let num_lanes = (panels.len() * PANEL_ROWS).min(self.segment.num_rows - lane_start);
+    /// The tile of `panels` and `block`, which is one of `blocks` that meet these panels now.
+    fn tile(&self, panels: Range<usize>, block: usize, blocks: &Range<usize>) {
+        let panel_rows = self.segment.panel_rows;
+        let lane_start = panels.start * panel_rows;
+        let num_lanes = (panels.len() * panel_rows).min(self.segment.num_rows - lane_start);
         let column = self.segment.first_row + lane_start;
         let rows = self.blocks.rows(block);
+        let weights = self.segment.panels(panels);
+        let ahead = if self.spread_fetching && blocks.len() > 1 {
+            Ahead::half_of_next(weights, block - blocks.start)
+        } else {
+            Ahead::following(weights)
+        };
         let tile = Tile {
-            weights: self.segment.panels(panels),
+            weights,
             x: &self.x[rows.start * self.row_words..rows.end * self.row_words],
             num_steps: self.num_steps,
+            ahead,
             out: OutTile {
                 out: self.out,
                 first: rows.start * self.stride + column,

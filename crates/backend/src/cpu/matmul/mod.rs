@@ -1,6 +1,6 @@
 //! Activations times weights: `out = x W^T`, for one row of activations or hundreds.
 //!
-//! [`format`]: how panels of 16 weight rows are stored. [`packed`]: matrices as panels, in
+//! [`format`]: how panels of 16 weight rows, or 32, are stored. [`packed`]: matrices as panels, in
 //! [`memory`]. [`activations`]: rows of activations in blocks, [`quantise`]d. [`tile`]: what a
 //! kernel does. [`plain`], [`avx2`], [`avx512`], [`avx512_bf16`], [`amx`]: the kernels.
 //! [`kernels`]: which of them runs. [`grid`]: who computes which tiles.
@@ -127,10 +127,12 @@ pub(crate) fn matmul(pool: &ThreadPool, args: MatmulArgs<'_>, scratch: &mut Matm
     let runs = || {
         weight.segments().iter().map(|segment| {
             let form = scratch.kernels.form(segment.dtype);
+            assert_eq!(segment.panel_rows, form.panel_rows(), "packed for other kernels");
             SegmentRun {
                 segment,
                 kernels: scratch.kernels.kernels(segment.dtype, form),
                 panels_at_once: form.panels_at_once(),
+                spread_fetching: form == Form::Bf16Pairs,
                 num_steps: form.num_steps(weight.cols()),
                 row_words: form.row_words(weight.cols()),
                 x: scratch.words(x, num_rows, form),

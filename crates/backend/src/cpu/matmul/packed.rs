@@ -5,12 +5,16 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::{
-    format::{GroupLayout, PANEL_ROWS, number_panel_bytes},
+    format::{GroupLayout, number_panel_bytes},
+    kernels::KernelSet,
     memory::PanelMemory,
 };
 use crate::{
     BackendError, Dtype, HostTensor, TensorData,
-    cpu::pool::{SharedMut, ThreadPool},
+    cpu::{
+        pool::{SharedMut, ThreadPool},
+        simd::SimdLevel,
+    },
     quant,
 };
 
@@ -36,16 +40,33 @@ pub(super) struct Segment {
     pub(super) dtype: Dtype,
     pub(super) first_row: usize,
     pub(super) num_rows: usize,
+    /// Of a panel: what the kernels that it was packed for take.
+    pub(super) panel_rows: usize,
     /// `[num_panels, panel_bytes]`; rows past `num_rows` are zero.
     memory: PanelMemory,
 }
 
 impl PackedMatrix {
-    /// Packs `parts`, each `[rows_i, cols]`, into a matrix `[sum of rows_i, cols]`.
+    /// Packs `parts`, each `[rows_i, cols]`, into a matrix `[sum of rows_i, cols]`, for the kernels
+    /// of `level`.
     ///
     /// # Errors
     /// If a part is no matrix, differs in columns or lacks data, or memory runs out.
+    ///
+    /// # Panics
+    /// If this processor lacks the level's instructions.
     pub(crate) fn pack(
+        pool: &ThreadPool,
+        parts: &[HostTensor],
+        precision: WeightPrecision,
+        level: SimdLevel,
+    ) -> Result<Self, BackendError> {
+        Self::pack_for(KernelSet::of(level), pool, parts, precision)
+    }
+
+    /// As [`PackedMatrix::pack`], for given kernels.
+    pub(super) fn pack_for(
+        kernels: KernelSet,
         pool: &ThreadPool,
         parts: &[HostTensor],
         precision: WeightPrecision,
@@ -58,7 +79,13 @@ impl PackedMatrix {
         }
         let stored = |part: &HostTensor| stored_dtype(part.dtype, precision);
         for run in parts.chunk_by(|a, b| stored(a) == stored(b)) {
-            let segment = pack_segment(pool, run, stored(&run[0]), &matrix)?;
+            let dtype = stored(&run[0]);
+            let rows = SegmentRows {
+                first: matrix.rows,
+                num: run.iter().map(HostTensor::num_rows).sum(),
+                of_panel: kernels.form(dtype).panel_rows(),
+            };
+            let segment = pack_segment(pool, run, dtype, rows)?;
             matrix.rows += segment.num_rows;
             matrix.segments.push(segment);
         }
@@ -87,7 +114,7 @@ impl PackedMatrix {
 
 impl Segment {
     pub(super) fn num_panels(&self) -> usize {
-        self.num_rows.div_ceil(PANEL_ROWS)
+        self.num_rows.div_ceil(self.panel_rows)
     }
 
     /// Bytes of a panel.
@@ -138,39 +165,47 @@ fn check_part(part: &HostTensor, cols: usize) -> Result<(), BackendError> {
 }
 
 /// Bytes of a panel, or `None` if they overflow.
-fn panel_bytes(dtype: Dtype, cols: usize) -> Option<usize> {
+fn panel_bytes(dtype: Dtype, cols: usize, panel_rows: usize) -> Option<usize> {
     match GroupLayout::of(dtype) {
         Some(layout) => (cols / layout.super_block_len()).checked_mul(layout.super_block_bytes()),
-        None if cols > usize::MAX / 128 => None,
-        None => Some(number_panel_bytes(dtype, cols)),
+        None if cols > usize::MAX / 256 => None,
+        None => Some(number_panel_bytes(dtype, cols, panel_rows)),
     }
+}
+
+/// Where a segment lies in its matrix, and how many of its rows make a panel.
+#[derive(Clone, Copy)]
+struct SegmentRows {
+    first: usize,
+    num: usize,
+    of_panel: usize,
 }
 
 fn pack_segment(
     pool: &ThreadPool,
     parts: &[HostTensor],
     dtype: Dtype,
-    above: &PackedMatrix,
+    rows: SegmentRows,
 ) -> Result<Segment, BackendError> {
-    let num_rows = parts.iter().map(HostTensor::num_rows).sum::<usize>();
-    let num_panels = num_rows.div_ceil(PANEL_ROWS);
+    let (cols, panel_rows) = (parts[0].row_len(), rows.of_panel);
+    let num_panels = rows.num.div_ceil(panel_rows);
     let too_large = || parts[0].error("too large");
-    let panel_bytes = panel_bytes(dtype, above.cols).ok_or_else(too_large)?;
+    let panel_bytes = panel_bytes(dtype, cols, panel_rows).ok_or_else(too_large)?;
     let bytes = panel_bytes.checked_mul(num_panels).ok_or_else(too_large)?;
     let mut memory = PanelMemory::zeroed(bytes)?;
     let panels = SharedMut::new(memory.bytes_mut());
     pool.run_chunks(num_panels, 1, |chunk| {
-        let mut packer = RowPacker::new(dtype, above.cols);
+        let mut packer = RowPacker::new(dtype, cols, panel_rows);
         // SAFETY: chunks are disjoint, so these ranges are.
         let bytes = unsafe { panels.slice(chunk.start * panel_bytes..chunk.end * panel_bytes) };
-        let first_row = chunk.start * PANEL_ROWS;
-        let rows = rows_of(parts).skip(first_row).take(chunk.len() * PANEL_ROWS);
+        let first_row = chunk.start * panel_rows;
+        let rows = rows_of(parts).skip(first_row).take(chunk.len() * panel_rows);
         for (i, (part, row)) in rows.enumerate() {
-            let panel = &mut bytes[i / PANEL_ROWS * panel_bytes..][..panel_bytes];
-            packer.pack(part, row, panel, i % PANEL_ROWS);
+            let panel = &mut bytes[i / panel_rows * panel_bytes..][..panel_bytes];
+            packer.pack(part, row, panel, i % panel_rows);
         }
     });
-    Ok(Segment { dtype, first_row: above.rows, num_rows, memory })
+    Ok(Segment { dtype, first_row: rows.first, num_rows: rows.num, panel_rows, memory })
 }
 
 /// All rows of `parts`, in order.
@@ -181,13 +216,14 @@ fn rows_of(parts: &[HostTensor]) -> impl Iterator<Item = (&HostTensor, usize)> {
 /// Writes rows into panels of one type, and keeps what it needs for that.
 struct RowPacker {
     dtype: Dtype,
+    panel_rows: usize,
     values: Vec<f32>,
     codes: Vec<u8>,
     groups: Vec<quant::Group>,
 }
 
 impl RowPacker {
-    fn new(dtype: Dtype, cols: usize) -> Self {
+    fn new(dtype: Dtype, cols: usize, panel_rows: usize) -> Self {
         let (mut values, mut codes, mut groups) = (Vec::new(), Vec::new(), Vec::new());
         match GroupLayout::of(dtype) {
             Some(layout) => {
@@ -196,18 +232,19 @@ impl RowPacker {
             }
             None => values.resize(cols, 0.0),
         }
-        Self { dtype, values, codes, groups }
+        Self { dtype, panel_rows, values, codes, groups }
     }
 
     fn pack(&mut self, part: &HostTensor, row: usize, panel: &mut [u8], lane: usize) {
         let Some(layout) = GroupLayout::of(self.dtype) else {
             part.read_row(row, &mut self.values);
+            let place = (lane, self.panel_rows);
             return match self.dtype {
                 Dtype::F16 => {
-                    scatter(panel, lane, &self.values, |x| f16::from_f32(x).to_ne_bytes())
+                    scatter(panel, place, &self.values, |x| f16::from_f32(x).to_ne_bytes())
                 }
-                Dtype::BF16 => scatter_pairs(panel, lane, &self.values),
-                _ => scatter(panel, lane, &self.values, f32::to_ne_bytes),
+                Dtype::BF16 => scatter_pairs(panel, place, &self.values),
+                _ => scatter(panel, place, &self.values, f32::to_ne_bytes),
             };
         };
         let bytes = part.row_bytes(row).expect("the part was checked to have its rows");
@@ -236,22 +273,22 @@ fn shared_scales(dtype: Dtype, block: &[u8]) -> Option<quant::Group> {
     }
 }
 
-/// Writes plain numbers into `[cols, 16]`.
+/// Writes plain numbers into `[cols, panel_rows]`.
 fn scatter<const N: usize>(
     panel: &mut [u8],
-    lane: usize,
+    (lane, panel_rows): (usize, usize),
     values: &[f32],
     to_bytes: impl Fn(f32) -> [u8; N],
 ) {
-    let columns = panel.as_chunks_mut::<N>().0.chunks_exact_mut(PANEL_ROWS);
+    let columns = panel.as_chunks_mut::<N>().0.chunks_exact_mut(panel_rows);
     for (column, value) in columns.zip(values) {
         column[lane] = to_bytes(*value);
     }
 }
 
-/// Writes numbers as bf16 into `[cols / 2, 16, 2]`.
-fn scatter_pairs(panel: &mut [u8], lane: usize, values: &[f32]) {
-    let pairs = panel.as_chunks_mut::<4>().0.chunks_exact_mut(PANEL_ROWS);
+/// Writes numbers as bf16 into `[cols / 2, panel_rows, 2]`.
+fn scatter_pairs(panel: &mut [u8], (lane, panel_rows): (usize, usize), values: &[f32]) {
+    let pairs = panel.as_chunks_mut::<4>().0.chunks_exact_mut(panel_rows);
     for (pair, values) in pairs.zip(values.chunks(2)) {
         for (bytes, value) in pair[lane].as_chunks_mut::<2>().0.iter_mut().zip(values) {
             *bytes = bf16::from_f32(*value).to_ne_bytes();

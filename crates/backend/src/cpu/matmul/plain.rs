@@ -134,7 +134,7 @@ fn number_tile<N: Number, const ROWS: usize>(tile: &Tile<'_>) {
     let mut sums = [[0.0; PANEL_ROWS]; ROWS];
     let pairs = tile.weights.chunks(2 * PANEL_ROWS * N::DTYPE.block_bytes());
     let x = &tile.x.as_chunks::<ROWS>().0[..tile.num_steps];
-    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps));
+    assert!(tile.weights.len() >= number_panel_bytes(N::DTYPE, tile.num_steps, PANEL_ROWS));
     for (pair, x) in pairs.zip(x.chunks(2)) {
         for (i, x) in x.iter().enumerate() {
             let weights: Lanes = std::array::from_fn(|lane| N::number(pair, i, lane));

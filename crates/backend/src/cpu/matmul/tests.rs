@@ -85,6 +85,16 @@ fn pool() -> ThreadPool {
     ThreadPool::new(3).unwrap()
 }
 
+/// `parts` for some kernels.
+fn pack(kernels: KernelSet, parts: &[HostTensor], precision: WeightPrecision) -> PackedMatrix {
+    PackedMatrix::pack_for(kernels, &pool(), parts, precision).unwrap()
+}
+
+/// One tensor as stored, for some kernels.
+fn pack_one(kernels: KernelSet, tensor: &HostTensor) -> PackedMatrix {
+    pack(kernels, std::slice::from_ref(tensor), WeightPrecision::Native)
+}
+
 /// `x * weight^T` at one level.
 fn product(kernels: KernelSet, x: &[f32], weight: &PackedMatrix, num_rows: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; num_rows * weight.rows()];
@@ -154,10 +164,9 @@ fn outputs_lie_within_the_error_of_quantised_activations() {
                 let tensor = random.tensor(dtype, rows, cols);
                 let x = random.vector(num_rows * cols);
                 for precision in [WeightPrecision::Native, WeightPrecision::F32] {
-                    let parts = std::slice::from_ref(&tensor);
-                    let weight = PackedMatrix::pack(&pool(), parts, precision).unwrap();
-                    assert_eq!((weight.rows(), weight.cols()), (rows, cols));
                     for kernels in KernelSet::available() {
+                        let weight = pack(kernels, std::slice::from_ref(&tensor), precision);
+                        assert_eq!((weight.rows(), weight.cols()), (rows, cols));
                         let seen = seen_by(kernels, weight.segments()[0].dtype, &x);
                         let expected = expected(&tensor, &seen, precision);
                         let actual = product(kernels, &x, &weight, num_rows);
@@ -181,9 +190,8 @@ fn quantised_outputs_are_exact_for_representable_activations() {
         let mut x: Vec<f32> = (0..7 * cols).map(|_| (random.unit() * 127.0).round()).collect();
         x.iter_mut().step_by(16).for_each(|x| *x = 127.0);
         let exact = expected(&tensor, &x, WeightPrecision::F32);
-        let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
         for kernels in KernelSet::available() {
-            let actual = product(kernels, &x, &weight, 7);
+            let actual = product(kernels, &x, &pack_one(kernels, &tensor), 7);
             assert_close(&actual, &exact, &format!("{kernels:?} {dtype}"));
         }
     }
@@ -209,10 +217,8 @@ fn extreme_codes_do_not_saturate() {
             for x in [1.0, -1.0] {
                 let x = vec![x; 256 * 5];
                 let exact = expected(&tensor, &x, WeightPrecision::F32);
-                let parts = std::slice::from_ref(&tensor);
-                let weight = PackedMatrix::pack(&pool(), parts, WeightPrecision::Native).unwrap();
                 for kernels in KernelSet::available() {
-                    let actual = product(kernels, &x, &weight, 5);
+                    let actual = product(kernels, &x, &pack_one(kernels, &tensor), 5);
                     assert_close(&actual, &exact, &format!("{kernels:?} {dtype} {byte:x}"));
                 }
             }
@@ -231,15 +237,13 @@ fn parts_of_all_types_stack_along_their_rows() {
         .map(|(i, dtype)| random.tensor(dtype, 5 + 7 * i, cols))
         .collect();
     let x = random.vector(num_rows * cols);
-    let weight = PackedMatrix::pack(&pool(), &parts, WeightPrecision::Native).unwrap();
-    assert_eq!(weight.rows(), parts.iter().map(HostTensor::num_rows).sum::<usize>());
     for kernels in KernelSet::available() {
+        let weight = pack(kernels, &parts, WeightPrecision::Native);
+        assert_eq!(weight.rows(), parts.iter().map(HostTensor::num_rows).sum::<usize>());
         let all = product(kernels, &x, &weight, num_rows);
         let mut first = 0;
         for part in &parts {
-            let matrix = std::slice::from_ref(part);
-            let alone = PackedMatrix::pack(&pool(), matrix, WeightPrecision::Native).unwrap();
-            let alone = product(kernels, &x, &alone, num_rows);
+            let alone = product(kernels, &x, &pack_one(kernels, part), num_rows);
             for (row, alone) in alone.chunks_exact(part.num_rows()).enumerate() {
                 let start = row * weight.rows() + first;
                 assert_eq!(all[start..start + part.num_rows()], *alone, "{}", part.name);
@@ -256,8 +260,8 @@ fn bias_and_accumulation_add_up() {
     let tensor = random.tensor(Dtype::F32, rows, cols);
     let (x, bias) = (random.vector(num_rows * cols), random.vector(rows));
     let before = random.vector(num_rows * rows);
-    let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
     for kernels in KernelSet::available() {
+        let weight = pack_one(kernels, &tensor);
         let product = product(kernels, &x, &weight, num_rows);
         for (with_bias, accumulate) in [(true, false), (false, true), (true, true)] {
             let mut out = before.clone();
@@ -291,8 +295,8 @@ proptest! {
         let tensor = random.tensor(dtype, rows, cols);
         let x = random.vector(num_rows * cols);
         let [alone, together] = [1, num_threads].map(|num| ThreadPool::new(num).unwrap());
-        let weight = PackedMatrix::pack(&together, &[tensor], WeightPrecision::Native).unwrap();
         for kernels in KernelSet::available() {
+            let weight = pack_one(kernels, &tensor);
             let mut scratch = MatmulScratch::with_kernels(kernels);
             let mut run = |pool: &ThreadPool, x: &[f32]| {
                 let num_rows = x.len() / cols;
@@ -335,7 +339,8 @@ fn what_does_not_fit_is_refused_by_name() {
         (changed(&|t| t.shape = vec![usize::MAX / 4, 64]), "too large"),
     ];
     for (parts, reason) in cases {
-        let error = PackedMatrix::pack(&pool(), &parts, WeightPrecision::Native).err().unwrap();
+        let (native, level) = (WeightPrecision::Native, SimdLevel::detect());
+        let error = PackedMatrix::pack(&pool(), &parts, native, level).err().unwrap();
         let message = error.to_string();
         assert!(message.contains(reason), "{message}");
         assert!(parts.is_empty() || message.contains("blk.3.attn_q"), "{message}");
@@ -348,9 +353,10 @@ fn random_weights_are_drawn_when_packed() {
     let tensor = HostTensor { name: "w".to_string(), dtype: Dtype::F32, shape: vec![33, 48], data };
     let x = Random(8).vector(48);
     let exact = expected(&tensor, &x, WeightPrecision::Native);
-    let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
+    let kernels = KernelSet::of(SimdLevel::detect());
+    let weight = pack_one(kernels, &tensor);
     assert!(weight.bytes() >= 33 * 48 * 4);
-    assert_close(&product(KernelSet::of(SimdLevel::detect()), &x, &weight, 1), &exact, "random");
+    assert_close(&product(kernels, &x, &weight, 1), &exact, "random");
 }
 
 /// Not finite in, not finite out: an overflow upstream must not turn into plausible numbers.
@@ -360,10 +366,10 @@ fn what_is_not_finite_spreads_to_its_row_only() {
     for dtype in DTYPES {
         let cols = *cols_of(dtype).last().unwrap();
         let tensor = random.tensor(dtype, 20, cols);
-        let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
         for (kernels, bad) in
             KernelSet::available().flat_map(|set| [(set, f32::NAN), (set, f32::INFINITY)])
         {
+            let weight = pack_one(kernels, &tensor);
             let mut x = random.vector(3 * cols);
             x[cols + 5] = bad;
             let out = product(kernels, &x, &weight, 3);
@@ -378,10 +384,10 @@ fn what_is_not_finite_spreads_to_its_row_only() {
 fn identity_activations_read_the_weights_back() {
     let tensor = Random(10).tensor(Dtype::F16, 18, 20);
     let values = tensor.to_f32();
-    let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
+    let kernels = KernelSet::of(SimdLevel::Plain);
     let mut x = vec![0.0; 20 * 20];
     (0..20).for_each(|i| x[i * 21] = 1.0);
-    let out = product(KernelSet::of(SimdLevel::Plain), &x, &weight, 20);
+    let out = product(kernels, &x, &pack_one(kernels, &tensor), 20);
     let transposed: Vec<_> = (0..20 * 18).map(|i| values[i % 18 * 20 + i / 18]).collect();
     assert_eq!(out, transposed);
 }
@@ -393,6 +399,7 @@ fn packing_keeps_no_hold_on_its_source() {
     let (name, shape) = ("w".to_string(), vec![32, 32]);
     let tensor =
         HostTensor { name, dtype: Dtype::Q8_0, shape, data: TensorData::Owned(Arc::clone(&data)) };
-    let weight = PackedMatrix::pack(&pool(), &[tensor], WeightPrecision::Native).unwrap();
+    let weight = pack_one(KernelSet::of(SimdLevel::detect()), &tensor);
+    drop(tensor);
     assert_eq!((Arc::strong_count(&data), weight.rows()), (1, 32));
 }
