@@ -15,7 +15,7 @@ use super::{
     buffer::CpuBuffer,
     event::CpuEvent,
     kernels::{self, Cores, Fp8, Int4, Int8},
-    matmul::{self, MatmulArgs, MatmulScratch, PackedMatrix, WeightPrecision},
+    matmul::{self, MatmulArgs, MatmulScratch, PackedMatrix, WeightMemory, WeightPrecision},
     pool::ThreadPool,
     simd::SimdLevel,
     stream::{CpuStream, Fault},
@@ -51,6 +51,7 @@ struct Device {
     pool: ThreadPool,
     /// Only the compute stream takes it, so the lock is never contended.
     matmul_scratch: Mutex<MatmulScratch>,
+    weights: WeightMemory,
     fault: Fault,
 }
 
@@ -69,7 +70,8 @@ impl CpuBackend {
         }
         let pool = ThreadPool::new(config.num_threads)?;
         let matmul_scratch = Mutex::new(MatmulScratch::with_level(config.simd));
-        let device = Device { config, pool, matmul_scratch, fault: Fault::default() };
+        let (weights, fault) = (WeightMemory::default(), Fault::default());
+        let device = Device { config, pool, matmul_scratch, weights, fault };
         Ok(Self { device: Arc::new(device) })
     }
 
@@ -152,8 +154,8 @@ impl Backend for CpuBackend {
     }
 
     fn load_matrix(&self, parts: &[HostTensor]) -> Result<Self::Matrix, BackendError> {
-        let Device { pool, config, .. } = &*self.device;
-        PackedMatrix::pack(pool, parts, config.weights, config.simd).map(Arc::new)
+        let Device { pool, config, weights, .. } = &*self.device;
+        PackedMatrix::pack(weights, pool, parts, config.weights, config.simd).map(Arc::new)
     }
 
     fn load_embedding(&self, table: &HostTensor) -> Result<Self::Embedding, BackendError> {

@@ -9,8 +9,14 @@ use super::{
     tile::{Tile, TileKernel},
 };
 
+/// 32-bit words of a register.
+const WORDS: usize = 16;
+
+/// Most rows of a block.
+const MAX_ROWS: usize = 12;
+
 /// Number `n - 1` takes `n` rows of activations.
-pub(super) const KERNELS: &[TileKernel] = &[
+pub(super) const KERNELS: &[TileKernel; MAX_ROWS] = &[
     tile::<1>, tile::<2>, tile::<3>, tile::<4>, tile::<5>, tile::<6>, tile::<7>, tile::<8>,
     tile::<9>, tile::<10>, tile::<11>, tile::<12>,
 ];
@@ -51,29 +57,83 @@ fn tile<const ROWS: usize>(tile: &Tile<'_>) {
     }
 }
 
-/// Rounds a part to nearest even, into [`Form::Bf16Pairs`].
+/// Rounds a part to nearest even, into [`Form::Bf16Pairs`]: pairs of up to 16 rows at a time, which
+/// are then put side by side.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) fn round(part: &Part<'_>, out: &mut [u32]) {
-    /// Numbers, and pairs of them, at a time.
-    const LEN: usize = 32;
     let num_rows = part.num_rows();
+    assert!(num_rows <= MAX_ROWS);
     assert!(out.len() >= num_rows * Form::Bf16Pairs.row_words(part.num_columns()));
-    for row in 0..num_rows {
-        for (i, x) in part.row(row).chunks(LEN).enumerate() {
-            let mut numbers = [0.0_f32; LEN];
-            numbers[..x.len()].copy_from_slice(x);
-            let mut pairs = [0_u32; LEN / 2];
-            // SAFETY: 32 numbers in, 16 pairs out, and a register of bf16 is but 64 bytes.
-            unsafe {
-                let [low, high] = [0, LEN / 2].map(|i| _mm512_loadu_ps(numbers[i..].as_ptr()));
-                let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-                _mm512_storeu_si512(pairs.as_mut_ptr().cast(), rounded);
-            }
-            let places = out[i * (LEN / 2) * num_rows + row..].iter_mut().step_by(num_rows);
-            let num_pairs = x.len().div_ceil(2);
-            places.zip(&pairs[..num_pairs]).for_each(|(place, pair)| *place = *pair);
+    for start in (0..part.num_columns()).step_by(2 * WORDS) {
+        let mut rows = [_mm512_setzero_si512(); WORDS];
+        for (row, pairs) in rows.iter_mut().take(num_rows).enumerate() {
+            *pairs = round_pairs(&part.row(row)[start..]);
+        }
+        let num_pairs = (part.num_columns() - start).div_ceil(2).min(WORDS);
+        let out = &mut out[start / 2 * num_rows..];
+        for (i, pairs) in transpose(rows).into_iter().enumerate().take(num_pairs) {
+            write_words(&mut out[i * num_rows..], num_rows, pairs);
         }
     }
+}
+
+/// The first 32 numbers of `x` as pairs, zeros where it is shorter.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn round_pairs(x: &[f32]) -> __m512i {
+    let mut padded = [0.0_f32; 2 * WORDS];
+    let x = match x.first_chunk() {
+        Some(x) => x,
+        None => {
+            padded[..x.len()].copy_from_slice(x);
+            &padded
+        }
+    };
+    // SAFETY: 32 numbers, and a register of bf16 is but 64 bytes.
+    unsafe {
+        let [low, high] = [0, WORDS].map(|i| _mm512_loadu_ps(x[i..].as_ptr()));
+        std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+    }
+}
+
+/// Writes the first `num` words. What it writes behind them, where there is room, is for the next
+/// call to write over.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn write_words(out: &mut [u32], num: usize, words: __m512i) {
+    let mask = if out.len() >= WORDS { u16::MAX } else { !(u16::MAX << num) };
+    assert!(num <= out.len() && num <= WORDS);
+    // SAFETY: the mask keeps the store inside `out`.
+    unsafe { _mm512_mask_storeu_epi32(out.as_mut_ptr().cast(), mask, words) };
+}
+
+/// Word `i` of result `j` is word `j` of row `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose(rows: [__m512i; WORDS]) -> [__m512i; WORDS] {
+    let mut quads = [_mm512_setzero_si512(); WORDS];
+    for i in (0..WORDS).step_by(4) {
+        let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+        let (low_ab, high_ab) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let (low_cd, high_cd) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        // Quarter `q` of quad `i + j`: word `4 q + j` of four rows.
+        quads[i] = _mm512_unpacklo_epi64(low_ab, low_cd);
+        quads[i + 1] = _mm512_unpackhi_epi64(low_ab, low_cd);
+        quads[i + 2] = _mm512_unpacklo_epi64(high_ab, high_cd);
+        quads[i + 3] = _mm512_unpackhi_epi64(high_ab, high_cd);
+    }
+    let mut out = [_mm512_setzero_si512(); WORDS];
+    for j in 0..4 {
+        // Quarters 0 and 2, and 1 and 3, of two quads.
+        let even = |a, b| _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+        let odd = |a, b| _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b);
+        let [a, b, c, d] = [quads[j], quads[j + 4], quads[j + 8], quads[j + 12]];
+        out[j] = even(even(a, b), even(c, d));
+        out[j + 4] = even(odd(a, b), odd(c, d));
+        out[j + 8] = odd(even(a, b), even(c, d));
+        out[j + 12] = odd(odd(a, b), odd(c, d));
+    }
+    out
 }
 
 #[target_feature(enable = "avx512f")]

@@ -36,6 +36,7 @@ mod quantise;
 mod tests;
 mod tile;
 
+pub(crate) use memory::WeightMemory;
 use packed::Segment;
 pub use packed::{PackedMatrix, WeightPrecision};
 

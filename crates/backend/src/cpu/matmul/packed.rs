@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::{
     format::{GroupLayout, number_panel_bytes},
     kernels::KernelSet,
-    memory::PanelMemory,
+    memory::{PanelMemory, WeightMemory},
 };
 use crate::{
     BackendError, Dtype, HostTensor, TensorData,
@@ -56,18 +56,19 @@ impl PackedMatrix {
     /// # Panics
     /// If this processor lacks the level's instructions.
     pub(crate) fn pack(
+        memory: &WeightMemory,
         pool: &ThreadPool,
         parts: &[HostTensor],
         precision: WeightPrecision,
         level: SimdLevel,
     ) -> Result<Self, BackendError> {
-        Self::pack_for(KernelSet::of(level), pool, parts, precision)
+        Self::pack_for(KernelSet::of(level), (memory, pool), parts, precision)
     }
 
     /// As [`PackedMatrix::pack`], for given kernels.
     pub(super) fn pack_for(
         kernels: KernelSet,
-        pool: &ThreadPool,
+        (memory, pool): (&WeightMemory, &ThreadPool),
         parts: &[HostTensor],
         precision: WeightPrecision,
     ) -> Result<Self, BackendError> {
@@ -85,7 +86,7 @@ impl PackedMatrix {
                 num: run.iter().map(HostTensor::num_rows).sum(),
                 of_panel: kernels.form(dtype).panel_rows(),
             };
-            let segment = pack_segment(pool, run, dtype, rows)?;
+            let segment = pack_segment((memory, pool), run, dtype, rows)?;
             matrix.rows += segment.num_rows;
             matrix.segments.push(segment);
         }
@@ -182,7 +183,7 @@ struct SegmentRows {
 }
 
 fn pack_segment(
-    pool: &ThreadPool,
+    (memory, pool): (&WeightMemory, &ThreadPool),
     parts: &[HostTensor],
     dtype: Dtype,
     rows: SegmentRows,
@@ -192,7 +193,7 @@ fn pack_segment(
     let too_large = || parts[0].error("too large");
     let panel_bytes = panel_bytes(dtype, cols, panel_rows).ok_or_else(too_large)?;
     let bytes = panel_bytes.checked_mul(num_panels).ok_or_else(too_large)?;
-    let mut memory = PanelMemory::zeroed(bytes)?;
+    let mut memory = memory.zeroed(bytes)?;
     let panels = SharedMut::new(memory.bytes_mut());
     pool.run_chunks(num_panels, 1, |chunk| {
         let mut packer = RowPacker::new(dtype, cols, panel_rows);

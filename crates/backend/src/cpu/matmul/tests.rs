@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use half::bf16;
 
 use super::{
-    MatmulArgs, MatmulScratch, PackedMatrix, WeightPrecision, activations::Form,
+    MatmulArgs, MatmulScratch, PackedMatrix, WeightMemory, WeightPrecision, activations::Form,
     kernels::KernelSet, matmul,
 };
 use crate::{
@@ -87,7 +87,8 @@ fn pool() -> ThreadPool {
 
 /// `parts` for some kernels.
 fn pack(kernels: KernelSet, parts: &[HostTensor], precision: WeightPrecision) -> PackedMatrix {
-    PackedMatrix::pack_for(kernels, &pool(), parts, precision).unwrap()
+    let place = (&WeightMemory::default(), &pool());
+    PackedMatrix::pack_for(kernels, place, parts, precision).unwrap()
 }
 
 /// One tensor as stored, for some kernels.
@@ -340,7 +341,9 @@ fn what_does_not_fit_is_refused_by_name() {
     ];
     for (parts, reason) in cases {
         let (native, level) = (WeightPrecision::Native, SimdLevel::detect());
-        let error = PackedMatrix::pack(&pool(), &parts, native, level).err().unwrap();
+        let memory = WeightMemory::default();
+        let packed = PackedMatrix::pack(&memory, &pool(), &parts, native, level);
+        let error = packed.err().unwrap();
         let message = error.to_string();
         assert!(message.contains(reason), "{message}");
         assert!(parts.is_empty() || message.contains("blk.3.attn_q"), "{message}");
