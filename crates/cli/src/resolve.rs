@@ -64,7 +64,7 @@ struct Usual {
 }
 
 const USUAL_ON_CPUS: Usual =
-    Usual { num_seqs: 64, num_batched_tokens: 192, kv_dtype: KvDtype::F16, block_size: 16 };
+    Usual { num_seqs: 64, num_batched_tokens: 128, kv_dtype: KvDtype::F16, block_size: 16 };
 const USUAL_ON_GPUS: Usual =
     Usual { num_seqs: 256, num_batched_tokens: 8192, kv_dtype: KvDtype::Bf16, block_size: 16 };
 
@@ -373,7 +373,7 @@ mod tests {
         let expected = EngineConfig {
             overlap: true,
             max_num_seqs: 64,
-            max_num_batched_tokens: 192,
+            max_num_batched_tokens: 128,
             max_model_len: 4096,
             block_size: 16,
             num_blocks: 4096 / 16 * 64,

@@ -28,7 +28,7 @@ pub(crate) struct EngineArgs {
     pub(crate) max_num_seqs: Option<NonZeroUsize>,
 
     /// Most tokens in a batch; more make long prompts quicker and the others' next token slower
-    /// [default: 256 on CPUs; 8192 on GPUs, less where memory is short]
+    /// [default: 128 on CPUs; 8192 on GPUs, less where memory is short]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_num_batched_tokens: Option<NonZeroUsize>,
 
