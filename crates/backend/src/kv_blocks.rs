@@ -79,6 +79,8 @@ pub struct TurnBlocks<'a, B: Backend> {
 pub struct PromptCut {
     /// Which of the step's rows.
     pub row: usize,
+    /// Tokens of the prompt: what the row sees.
+    pub context_len: usize,
     /// New tokens at the row's end that decide, and that stay.
     pub num_observed: usize,
     /// Where what stays is copied to, in the order of tokens; all full.

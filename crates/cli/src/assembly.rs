@@ -111,7 +111,7 @@ struct Plan {
 
 const KV_DTYPES_ON_CPUS: &[KvDtype] =
     &[KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8, KvDtype::Int8, KvDtype::Int4];
-const KV_DTYPES_ON_GPUS: &[KvDtype] = &[KvDtype::Bf16, KvDtype::Fp8, KvDtype::Int8];
+const KV_DTYPES_ON_GPUS: &[KvDtype] = &[KvDtype::Bf16, KvDtype::Fp8, KvDtype::Int8, KvDtype::Int4];
 
 /// Loads the model; `fit` then says what the engine will be.
 fn assemble<B: Backend>(

@@ -123,6 +123,11 @@ fn check_numerics(tally: &mut Tally, device: DeviceChoice) -> Result<()> {
         ("int8", Numerics { kv_dtype: KvDtype::Int8, ..default }),
         ("fp8", Numerics { kv_dtype: KvDtype::Fp8, ..default }),
         ("fp8 unified", Numerics { kv_dtype: KvDtype::Fp8, softmax: Softmax::Unified, ..default }),
+        ("int4", Numerics { kv_dtype: KvDtype::Int4, ..default }),
+        (
+            "int4 unified",
+            Numerics { kv_dtype: KvDtype::Int4, softmax: Softmax::Unified, ..default },
+        ),
         ("invariant", Numerics { batch_invariant: true, ..default }),
     ] {
         let gpu_use = GpuUse { numerics, ..GpuUse::default() };

@@ -126,9 +126,8 @@ fn kv_dtype_on_gpus(args: &EngineArgs) -> KvDtype {
     match args.kv_cache_dtype {
         KvChoice::Fp8 => KvDtype::Fp8,
         KvChoice::Int8 => KvDtype::Int8,
-        KvChoice::Auto | KvChoice::F32 | KvChoice::F16 | KvChoice::Bf16 | KvChoice::Int4 => {
-            KvDtype::Bf16
-        }
+        KvChoice::Int4 => KvDtype::Int4,
+        KvChoice::Auto | KvChoice::F32 | KvChoice::F16 | KvChoice::Bf16 => KvDtype::Bf16,
     }
 }
 
@@ -200,12 +199,8 @@ pub(crate) fn resolve_on_gpu(
         "--dtype f32 is for CPUs; GPUs compute with bf16 weights (see --device)"
     );
     ensure!(
-        !matches!(args.kv_cache_dtype, KvChoice::F16 | KvChoice::F32 | KvChoice::Int4),
-        "--kv-cache-dtype: on GPUs the KV cache is of bf16, fp8 or int8"
-    );
-    ensure!(
-        !matches!(args.memory.kv_keep(), KvKeep::Attended(_)),
-        "--kv-budget is for CPUs: no kernel of GPUs tells what a prompt's end attends to"
+        !matches!(args.kv_cache_dtype, KvChoice::F16 | KvChoice::F32),
+        "--kv-cache-dtype: on GPUs the KV cache is of bf16, fp8, int8 or int4"
     );
     let kv_dtype = kv_dtype_on_gpus(args);
     let usual = Usual { kv_dtype, block_size: block_size_on_gpus(kv_dtype), ..USUAL_ON_GPUS };
@@ -272,7 +267,11 @@ fn resolve_engine(
 
 /// Memory is read faster in runs of 4 KiB, so blocks have as many bytes whatever their numbers are.
 pub(crate) fn block_size_on_gpus(kv_dtype: KvDtype) -> usize {
-    if kv_dtype.greatest_code().is_some() { 32 } else { 16 }
+    match kv_dtype {
+        KvDtype::Int4 => 64,
+        KvDtype::Fp8 | KvDtype::Int8 => 32,
+        KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => 16,
+    }
 }
 
 fn resolve_max_model_len(args: &EngineArgs, model: &ModelConfig) -> Result<usize> {
@@ -490,8 +489,9 @@ mod tests {
         check("--kv-window 1000 --kv-cache-tokens 1024", "take 1040 places");
         check("--kv-budget 20", "--kv-budget has a budget of 20 tokens; it must be at least 48");
         check("--kv-window 99 --max-model-len 2000000", "it must be at most 1048576");
-        assert!(on_gpu("--kv-budget 1000").unwrap_err().to_string().contains("for CPUs"));
-        assert!(on_gpu("--kv-cache-dtype int4").is_err());
+        assert!(on_gpu("--kv-budget 1000").is_ok());
+        assert!(on_gpu("--kv-cache-dtype int4").is_ok());
+        assert!(on_gpu("--kv-cache-dtype f16").is_err());
         assert_eq!(on_gpu(one).unwrap().engine.num_blocks, (1008 + 2 * 16) / 16);
     }
 

@@ -147,7 +147,7 @@ impl KvTerms {
     fn check_attended(&self, num_kept: usize) -> Result<(), String> {
         let least = Attended::OBSERVED + self.block_size;
         if !self.cuts_prompts {
-            return Err("has a budget, which only CPUs can keep to".to_owned());
+            return Err("has a budget, which this device cannot keep to".to_owned());
         }
         if self.narrowest_window.is_some() {
             return Err("has a budget, but the model has windows of its own".to_owned());
@@ -205,7 +205,7 @@ mod tests {
         check(KvTerms { context: 2048, ..TERMS }, latest(4, 4000), "was made for 2048");
         check(TERMS, KvKeep::Attended(48), "");
         check(TERMS, KvKeep::Attended(47), "at least 48");
-        check(KvTerms { cuts_prompts: false, ..TERMS }, KvKeep::Attended(99), "only CPUs");
+        check(KvTerms { cuts_prompts: false, ..TERMS }, KvKeep::Attended(99), "this device");
         check(KvTerms { max_row_len: 63, ..TERMS }, KvKeep::Attended(99), "at least 64");
         let narrow = KvTerms { narrowest_window: Some(512), ..TERMS };
         check(narrow, latest(4, 512), "the model's own window");

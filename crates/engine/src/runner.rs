@@ -386,6 +386,7 @@ impl<B: Backend> ModelRunner<B> {
 pub(crate) fn cuts(batch: &Batch) -> Vec<PromptCut> {
     let cut = |planned: &inflight_scheduler::PromptCut| PromptCut {
         row: planned.row,
+        context_len: batch.rows[planned.row].context_len,
         num_observed: planned.num_observed,
         blocks: planned.blocks.iter().map(|block| block.0).collect(),
     };

@@ -19,7 +19,8 @@
 // queries are then as well, and values too, but to bf16 in a unified softmax, whose weights need
 // its range. Lanes read them two at a time, as one number of 16 bits, which leaves dims in another
 // order: queries are read and sums are written in that order. A token's scales multiply its scores
-// and its weights.
+// and its weights. Numbers of four bits are widened and scaled there, all to f16, or values to bf16
+// in a unified softmax.
 //
 // Softmax. ONLINE: weights are relative to the greatest score so far, and sums are scaled when it
 // grows. Unified: weights are relative to a number that is fixed for each head, so that warps and
@@ -42,9 +43,10 @@ constexpr u32 THREADS = 32 * WARPS;
 constexpr u32 PITCH = HEAD_BYTES + 16;
 constexpr u32 VALUES_AT = SUBTILE * PITCH;
 constexpr u32 SCALES_AT = 2 * SUBTILE * PITCH;
-constexpr u32 STAGE_BYTES = SCALES_AT + (SCALED ? 8 * SUBTILE : 0);
+constexpr u32 STAGE_BYTES = SCALES_AT + 8 * SCALE_WORDS * SUBTILE;
 constexpr u32 CHUNKS = HEAD_BYTES / 16;
-constexpr u32 COPIES = SUBTILE * CHUNKS / 32;
+constexpr u32 COPIES = (SUBTILE * CHUNKS + 31) / 32;
+constexpr bool EVEN_COPIES = SUBTILE * CHUNKS % 32 == 0 && 32 % CHUNKS == 0;
 constexpr u32 STEPS = HEAD_DIM / 16;
 constexpr u32 SUMS = HEAD_DIM * HEADS;
 constexpr bool ONE_BLOCK = BLOCK_SIZE % SUBTILE == 0;
@@ -205,18 +207,21 @@ struct Loader {
         block = blocks[position / BLOCK_SIZE];
     }
 
+#if KV != KV_BF16
     // A lane takes a token's scales.
     DEVICE void load_scales(const Params& p, u32 start, u32 to) {
         u32 position = start + lane_id() % SUBTILE;
         bool seen = turns.sees(position) && lane_id() < SUBTILE;
         u64 at = strip_at(seen ? block : 0, p.num_kv_heads, kv_head) +
                  scale_at(position % BLOCK_SIZE);
-        to += 4 * (lane_id() % SUBTILE);
-        if (lane_id() < SUBTILE) {
-            copy4_or_zero(to, p.keys + at, seen);
-            copy4_or_zero(to + 4 * SUBTILE, p.values + at, seen);
+        to += 4 * SCALE_WORDS * (lane_id() % SUBTILE);
+#pragma unroll
+        for (u32 i = 0; i < 4 * SCALE_WORDS && lane_id() < SUBTILE; i += 4) {
+            copy4_or_zero(to + i, p.keys + at + i, seen);
+            copy4_or_zero(to + 4 * SCALE_WORDS * SUBTILE + i, p.values + at + i, seen);
         }
     }
+#endif
 
     // Whether the kernel in front writes to the next subtile: the row's newest position.
     DEVICE bool is_new() const {
@@ -235,11 +240,17 @@ struct Loader {
             copy16_or_zero(to + i * (32 / CHUNKS) * PITCH + VALUES_AT, p.values + at + i * 512,
                            true);
         }
-        if (SCALED && lane < SUBTILE / 2) {
-            const u8* cache = lane < SUBTILE / 4 ? p.keys : p.values;
-            u32 offset = scale_at(start % BLOCK_SIZE) + lane % (SUBTILE / 4) * 16;
-            copy16_or_zero(stage + SCALES_AT + lane * 16, cache + strip + offset, true);
+#if KV != KV_BF16
+        constexpr u32 SCALE_CHUNKS = SCALE_WORDS * SUBTILE / 4;
+#pragma unroll
+        for (u32 first = 0; first < 2 * SCALE_CHUNKS; first += 32) {
+            u32 i = first + lane;
+            if (i >= 2 * SCALE_CHUNKS) break;
+            const u8* cache = i < SCALE_CHUNKS ? p.keys : p.values;
+            u32 offset = scale_at(start % BLOCK_SIZE) + i % SCALE_CHUNKS * 16;
+            copy16_or_zero(stage + SCALES_AT + i * 16, cache + strip + offset, true);
         }
+#endif
     }
 
     // As above, of any. Positions that are not seen become zeros: what the cache holds there may
@@ -249,6 +260,7 @@ struct Loader {
         for (u32 i = 0; i < COPIES; i++) {
             u32 chunk = i * 32 + lane_id(), token = chunk / CHUNKS, part = chunk % CHUNKS;
             u32 id = ONE_BLOCK ? block : __shfl_sync(ALL_LANES, block, token);
+            if (!EVEN_COPIES && token >= SUBTILE) break;
             u32 offset = (start + token) % BLOCK_SIZE;
             bool seen = turns.sees(start + token);
             u64 at = strip_at(seen ? id : 0, p.num_kv_heads, kv_head) + head_at(offset) + part * 16;
@@ -256,7 +268,9 @@ struct Loader {
             copy16_or_zero(to, p.keys + at, seen);
             copy16_or_zero(to + VALUES_AT, p.values + at, seen);
         }
-        if (SCALED) load_scales(p, start, stage + SCALES_AT);
+#if KV != KV_BF16
+        load_scales(p, start, stage + SCALES_AT);
+#endif
     }
 
     // Starts the copies of the next subtile to `stage`.
@@ -264,7 +278,7 @@ struct Loader {
         if (!done) {
             u32 start = turns.subtile * SUBTILE;
             bool whole = start >= turns.visible && start + SUBTILE <= turns.context_len;
-            if (ONE_BLOCK && 32 % CHUNKS == 0 && whole) {
+            if (ONE_BLOCK && EVEN_COPIES && whole) {
                 load_whole(p, start, stage);
             } else {
                 load_part(p, start, stage);
@@ -332,6 +346,12 @@ DEVICE void load_queries(const Params& p, const Piece& piece, u32 (&q)[STEPS][2]
                 q[k][i] = pack_f16(low, high);
             }
         }
+#if KV == KV_INT4
+        // As `widen_nibbles` leaves dims: those of even bytes, then of odd ones.
+        u32 even = __byte_perm(q[k][0], q[k][1], 0x5410);
+        q[k][1] = __byte_perm(q[k][0], q[k][1], 0x7632);
+        q[k][0] = even;
+#endif
     }
 }
 
@@ -350,6 +370,44 @@ template <bool ONLINE> DEVICE void start(const Params& p, const Piece& piece, Ru
     r.clear(ONLINE ? -INFINITE : unified[0], ONLINE ? -INFINITE : unified[1]);
 }
 
+#if KV == KV_INT4
+// The dims of a group's lower halves, then of its upper halves: left operands of 16 x 16.
+template <bool F16>
+DEVICE void widen_group(u32 first, u32 second, const Factors (&by)[2], u32 (&a)[2][4],
+                        bool in_rows) {
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        u32 shift = 4 * i;
+        a[i][0] = widen_nibbles<F16>(first >> shift, by[0]);
+        a[i][3] = widen_nibbles<F16>(second >> (shift + 8), by[1]);
+        u32 odd = widen_nibbles<F16>(first >> (shift + 8), by[0]);
+        u32 even = widen_nibbles<F16>(second >> shift, by[1]);
+        a[i][1] = in_rows ? even : odd;
+        a[i][2] = in_rows ? odd : even;
+    }
+}
+
+// Scores of 16 positions: lane / 4 (first two) and + 8 (last two), two heads each. `scales` are the
+// first position's.
+DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, u32 scales, float (&s)[4]) {
+    float even[4] = {}, odd[4] = {};
+    u32 row = keys + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
+    scales += lane_id() / 4 * (4 * GROUPS);
+    u32 m[4], a[2][4]; // Both halves of the positions of a group, then of the next.
+#pragma unroll
+    for (u32 g = 0; g < GROUPS; g++) {
+        if (g % 2 == 0) load_matrices(row + g * 16, m);
+        u32 lower = load_shared_word(scales + 4 * g);
+        u32 upper = load_shared_word(scales + 4 * g + 32 * GROUPS);
+        Factors by[2] = {Factors::of<true>(lower, lower), Factors::of<true>(upper, upper)};
+        widen_group<true>(m[g % 2 * 2], m[g % 2 * 2 + 1], by, a, true);
+        multiply_add_f16(even, a[0], q[2 * g][0], q[2 * g][1]);
+        multiply_add_f16(odd, a[1], q[2 * g + 1][0], q[2 * g + 1][1]);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) s[i] = even[i] + odd[i];
+}
+#else
 // Scores of 16 positions: lane / 4 (first two) and + 8 (last two), two heads each.
 DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, float (&s)[4]) {
     float even[4] = {}, odd[4] = {};
@@ -379,6 +437,7 @@ DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, float (&s)[4]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) s[i] = even[i] + odd[i];
 }
+#endif
 
 // Turns scores into weights relative to the greatest so far, or to what is fixed.
 template <bool ONLINE> DEVICE void weigh(Running& r, float (&s)[HALVES][4]) {
@@ -428,6 +487,35 @@ DEVICE void add_values(Running& r, const float (&w)[4], u32 values) {
         multiply_add(r.acc[d], a, b0, b1);
     }
 }
+#elif KV == KV_INT4
+// `scales` are the first position's.
+template <bool F16>
+DEVICE void add_values(Running& r, const float (&w)[4], u32 values, u32 scales) {
+    u32 b0 = transpose_matrix(F16 ? pack_f16(w[0], w[1]) : pack_bf16(w[0], w[1]));
+    u32 b1 = transpose_matrix(F16 ? pack_f16(w[2], w[3]) : pack_bf16(w[2], w[3]));
+    u32 row = values + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
+    scales += lane_id() % 4 * (8 * GROUPS);
+    u32 m[4], a[2][4];
+#pragma unroll
+    for (u32 g = 0; g < GROUPS; g++) {
+        if (g % 2 == 0) load_matrices_transposed(row + g * 16, m);
+        Factors by[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 first = scales + 4 * g + i * 32 * GROUPS;
+            by[i] = Factors::of<F16>(load_shared_word(first), load_shared_word(first + 4 * GROUPS));
+        }
+        widen_group<F16>(m[g % 2 * 2], m[g % 2 * 2 + 1], by, a, false);
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            if (F16) {
+                multiply_add_f16(r.acc[2 * g + i], a[i], b0, b1);
+            } else {
+                multiply_add(r.acc[2 * g + i], a[i], b0, b1);
+            }
+        }
+    }
+}
 #else
 // Adds what is in two matrices, of which the lower eight tokens come first.
 template <bool F16>
@@ -467,10 +555,16 @@ DEVICE void add_subtile(Running& r, const u32 (&q)[STEPS][2], const Turns& turns
     u32 position = turns.subtile * SUBTILE + lane_id() / 4;
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) {
+#if KV == KV_INT4
+        score(q, stage + half * 16 * PITCH, stage + SCALES_AT + half * 64 * GROUPS, s[half]);
+        float of_keys[2] = {scale / F16_SHARE, scale / F16_SHARE};
+        of_values[half][0] = of_values[half][1] = ONLINE ? F16_WEIGHTS : 1.0f;
+#else
         score(q, stage + half * 16 * PITCH, s[half]);
         float of_keys[2] = {scale, scale};
+#endif
 #pragma unroll
-        for (u32 i = 0; SCALED && i < 2; i++) {
+        for (u32 i = 0; SCALED && KV != KV_INT4 && i < 2; i++) {
             u32 at = stage + SCALES_AT + 4 * (half * 16 + i * 8 + lane_id() / 4);
             of_keys[i] = load_shared(at) * (scale / F16_SHARE);
             of_values[half][i] = load_shared(at + 4 * SUBTILE);
@@ -490,6 +584,9 @@ DEVICE void add_subtile(Running& r, const u32 (&q)[STEPS][2], const Turns& turns
         u32 values = stage + VALUES_AT + half * 16 * PITCH;
 #if KV == KV_BF16
         add_values(r, s[half], values);
+#elif KV == KV_INT4
+        u32 scales = stage + SCALES_AT + (SUBTILE + half * 16) * 4 * GROUPS;
+        add_values<ONLINE>(r, s[half], values, scales);
 #else
         add_values<ONLINE>(r, s[half], values);
 #endif
@@ -854,7 +951,7 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
 // Left to itself the compiler spills here to keep registers for a block more.
 #if HEAD_DIM == 64
 #define BOUNDS __launch_bounds__(THREADS, 512 / THREADS)
-#elif __CUDA_ARCH__ < 900
+#elif __CUDA_ARCH__ < 900 || (KV == KV_INT4 && UNIFIED && HEAD_DIM <= 128)
 #define BOUNDS __launch_bounds__(THREADS, 2)
 #else
 #define BOUNDS __launch_bounds__(THREADS)

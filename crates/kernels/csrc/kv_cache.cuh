@@ -2,7 +2,11 @@
 // that read or write it. KV says what its numbers are; see `KvLayout` of the backend.
 //
 //   cache   blocks of strips, one for each key/value head
-//   strip   [BLOCK_SIZE, HEAD_DIM] numbers; of eight bits, then [BLOCK_SIZE] scales
+//   strip   [BLOCK_SIZE, HEAD_DIM] numbers; of eight bits, then [BLOCK_SIZE] scales; of four bits,
+//           then [BLOCK_SIZE, GROUPS] pairs of f16: what a group's numbers are multiplied by and
+//           its least number
+//
+// Of four bits, byte b of a group has number b in its lower half, b + 16 in its upper half.
 //
 // Source: e4m3 as in Micikevicius et al., "FP8 formats for deep learning", 2022; whole numbers by
 // the mantissa of a larger number as in Marlin and FasterTransformer.
@@ -11,22 +15,27 @@
 #define KV_BF16 0
 #define KV_FP8 1
 #define KV_INT8 2
+#define KV_INT4 3
 
 constexpr bool SCALED = KV != KV_BF16;
-constexpr u32 NUMBER_BYTES = SCALED ? 1 : 2;
-constexpr u32 HEAD_BYTES = HEAD_DIM * NUMBER_BYTES;
+constexpr u32 GROUP = 32;
+constexpr u32 GROUPS = (HEAD_DIM + GROUP - 1) / GROUP;
+constexpr u32 HEAD_BYTES = HEAD_DIM * (SCALED ? 1 : 2) / (KV == KV_INT4 ? 2 : 1);
 constexpr u32 NUMBERS_BYTES = BLOCK_SIZE * HEAD_BYTES;
-constexpr u32 STRIP_BYTES = NUMBERS_BYTES + (SCALED ? (4 * BLOCK_SIZE + 15) / 16 * 16 : 0);
+// Words of a token's scales.
+constexpr u32 SCALE_WORDS = KV == KV_INT4 ? GROUPS : SCALED ? 1 : 0;
+constexpr u32 STRIP_BYTES = NUMBERS_BYTES + (4 * SCALE_WORDS * BLOCK_SIZE + 15) / 16 * 16;
 constexpr float GREATEST_CODE = KV == KV_FP8 ? 448.0f : 127.0f;
+static_assert(KV != KV_INT4 || HEAD_DIM % GROUP == 0, "groups are whole");
 
 // Offset of a head's strip in the cache.
 DEVICE u64 strip_at(u32 block, u32 num_kv_heads, u32 kv_head) {
     return (u64(block) * num_kv_heads + kv_head) * STRIP_BYTES;
 }
 
-// Offsets in a strip: a token's head and its scale.
+// Offsets in a strip: a token's head and its scales.
 DEVICE u32 head_at(u32 token) { return token * HEAD_BYTES; }
-DEVICE u32 scale_at(u32 token) { return NUMBERS_BYTES + token * 4; }
+DEVICE u32 scale_at(u32 token) { return NUMBERS_BYTES + token * 4 * SCALE_WORDS; }
 
 // Four bytes, or zero if `valid` is false; nothing is read then.
 DEVICE void copy4_or_zero(u32 to, const void* from, bool valid) {
@@ -41,10 +50,25 @@ DEVICE float load_shared(u32 from) {
     return x;
 }
 
+DEVICE u32 load_shared_word(u32 from) {
+    u32 x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+
 DEVICE u32 pack_f16(float low, float high) {
     u32 pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+
+DEVICE float2 unpack_f16(u32 pair) {
+    float2 x;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        : "=f"(x.x), "=f"(x.y)
+        : "r"(pair));
+    return x;
 }
 
 // As `multiply_add`, of f16.
@@ -68,6 +92,65 @@ DEVICE u32 fma_f16(u32 a, u32 b, u32 c) {
     return d;
 }
 
+#if KV == KV_INT4
+// What the numbers of two tokens' or of one token's group are multiplied by, and the least ones:
+// pairs of f16, or of bf16, for `widen_nibbles`.
+struct Factors {
+    u32 factor;
+    u32 least;
+
+    // `words`: a group's of each.
+    template <bool F16> static DEVICE Factors of(u32 first, u32 second) {
+        u32 factor = __byte_perm(first, second, 0x5410), least = __byte_perm(first, second, 0x7632);
+        if (F16) return Factors{factor, least};
+        float2 f = unpack_f16(factor), l = unpack_f16(least);
+        return Factors{pack_bf16(f.x, f.y), pack_bf16(l.x, l.y)};
+    }
+};
+
+// The lower halves of bytes 0 and 2 of a word as a pair of numbers, of f16 or bf16.
+template <bool F16> DEVICE u32 widen_nibbles(u32 codes, const Factors& by) {
+    // 1024 (128) + x, less 1024 (128); exactly.
+    if (F16) {
+        u32 x = fma_f16((codes & 0x000f000fu) | 0x64006400u, 0x3c003c00u, 0xe400e400u);
+        return fma_f16(x, by.factor, by.least);
+    }
+    u32 x = fma_bf16((codes & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc300c300u);
+    return fma_bf16(x, by.factor, by.least);
+}
+
+// Eight numbers of a token's head from `dim` on, a multiple of eight.
+DEVICE void read8(const u8* strip, u32 token, u32 dim, float (&x)[8]) {
+    const u8* codes = strip + head_at(token) + dim / GROUP * (GROUP / 2) + dim % (GROUP / 2);
+    u32 word = *reinterpret_cast<const u32*>(strip + scale_at(token) + dim / GROUP * 4);
+    float2 by = unpack_f16(word);
+    u32 shift = dim % GROUP < GROUP / 2 ? 0 : 4;
+    u32 words[2] = {reinterpret_cast<const u32*>(codes)[0], reinterpret_cast<const u32*>(codes)[1]};
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        u32 code = words[i / 4] >> (8 * (i % 4) + shift) & 15;
+        x[i] = fmaf(float(code), by.x, by.y);
+    }
+}
+
+// A group's factor and least number, rounded as they are stored.
+struct Steps {
+    u32 word;
+    float least;
+    float inverse;
+
+    DEVICE Steps(float smallest, float greatest) {
+        word = pack_f16((greatest - smallest) / 15.0f, smallest);
+        float2 rounded = unpack_f16(word);
+        least = rounded.y;
+        inverse = rounded.x > 0.0f ? 1.0f / rounded.x : 0.0f;
+    }
+
+    DEVICE u32 code(float x) const {
+        return min(max(__float2int_rn((x - least) * inverse), 0), 15);
+    }
+};
+#else
 // Bytes 0 and 1 of a word as two f16, and bytes 2 and 3; all exactly.
 DEVICE void widen_to_f16(u32 codes, u32& first, u32& second) {
 #if KV == KV_INT8
@@ -140,3 +223,21 @@ DEVICE u32 narrow_pair(float low, float high) {
     return pair;
 #endif
 }
+
+// Eight numbers of a token's head from `dim` on, a multiple of eight.
+DEVICE void read8(const u8* strip, u32 token, u32 dim, float (&x)[8]) {
+#if KV == KV_BF16
+    load8(reinterpret_cast<const bf16*>(strip + head_at(token)) + dim, x);
+#else
+    const u32* codes = reinterpret_cast<const u32*>(strip + head_at(token) + dim);
+    float scale = *reinterpret_cast<const float*>(strip + scale_at(token));
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        float four[4];
+        widen_to_float(codes[i], four);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) x[4 * i + j] = four[j] * scale;
+    }
+#endif
+}
+#endif

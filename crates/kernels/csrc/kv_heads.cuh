@@ -7,20 +7,6 @@ constexpr u32 PAIRS = HEAD_DIM / 2;
 constexpr u32 PAIRS_PER_LANE = (PAIRS + 31) / 32;
 static_assert(HEAD_DIM % 2 == 0, "heads are read two elements at a time");
 
-// One warp's head as f32.
-DEVICE void load_head(const u32* from, float* head) {
-#pragma unroll
-    for (u32 j = 0; j < PAIRS_PER_LANE; j++) {
-        u32 i = j * 32 + lane_id();
-        if (i < PAIRS) {
-            u32 pair = from[i];
-            head[2 * i] = low_float(pair);
-            head[2 * i + 1] = high_float(pair);
-        }
-    }
-    __syncwarp();
-}
-
 // Element `i` of the rotated head.
 DEVICE float rotated(const float* head, const float* turn, u32 dim, u32 i) {
     if (i >= dim) return head[i];
@@ -56,6 +42,28 @@ struct Place {
             if (pair >= PAIRS) break;
             float2 v = x(pair);
             to[pair] = pack_bf16(v.x, v.y);
+        }
+#elif KV == KV_INT4
+        // A lane takes a byte, sixteen of them a group.
+        auto number = [&](u32 i) {
+            float2 v = x(i / 2);
+            return i % 2 == 0 ? v.x : v.y;
+        };
+        for (u32 start = 0; start < HEAD_BYTES; start += 32) {
+            u32 byte = min(start + lane_id(), HEAD_BYTES - 1);
+            u32 dim = byte / (GROUP / 2) * GROUP + byte % (GROUP / 2);
+            float lower = number(dim), upper = number(dim + GROUP / 2);
+            float smallest = fminf(lower, upper), greatest = fmaxf(lower, upper);
+#pragma unroll
+            for (int offset = 8; offset > 0; offset >>= 1) {
+                smallest = fminf(smallest, __shfl_xor_sync(ALL_LANES, smallest, offset));
+                greatest = fmaxf(greatest, __shfl_xor_sync(ALL_LANES, greatest, offset));
+            }
+            Steps steps(smallest, greatest);
+            if (start + lane_id() >= HEAD_BYTES) break;
+            strip[head_at(token) + byte] = steps.code(lower) | steps.code(upper) << 4;
+            u32* scales = reinterpret_cast<u32*>(strip + scale_at(token));
+            if (byte % (GROUP / 2) == 0) scales[dim / GROUP] = steps.word;
         }
 #else
         float2 pairs[PAIRS_PER_LANE];

@@ -3,7 +3,7 @@
 //
 // A block takes a tile of query rows (token, head of the group), 16 to a warp, and goes through the
 // context in tiles of KEYS positions with a running softmax. While one tile is worked on, the next
-// is on its way. Numbers of eight bits become bf16 in between, all threads widening a share.
+// is on its way. Numbers of eight or four bits become bf16 in between, all threads widening a share.
 //
 // Source: Dao, "FlashAttention-2", 2023, algorithm 1 and section 3.2; packed query rows as in
 // FlashAttention's and FlashInfer's grouped-query kernels.
@@ -16,10 +16,10 @@ constexpr u32 TILE = 16 * WARPS;
 // Eight rows of a matrix fall into different banks.
 constexpr u32 PITCH = 2 * HEAD_DIM + 16;
 constexpr u32 TILE_BYTES = 2 * KEYS * PITCH;
-// Where copies arrive: tiles as they are used, or numbers of eight bits, then their scales.
+// Where copies arrive: tiles as they are used, or smaller numbers, then their scales.
 constexpr u32 ROW_BYTES = SCALED ? HEAD_BYTES : PITCH;
 constexpr u32 SCALES_AT = 2 * KEYS * ROW_BYTES;
-constexpr u32 BUFFER_BYTES = SCALES_AT + (SCALED ? 8 * KEYS : 0);
+constexpr u32 BUFFER_BYTES = SCALES_AT + 8 * SCALE_WORDS * KEYS;
 constexpr u32 QUERIES_AT = 2 * BUFFER_BYTES + (SCALED ? TILE_BYTES : 0);
 constexpr u32 CHUNKS = HEAD_BYTES / 16;
 constexpr u32 COPIES = (KEYS * CHUNKS + THREADS - 1) / THREADS;
@@ -98,17 +98,20 @@ struct Loader {
             u32 place = buffer + key * ROW_BYTES + part * 16;
             copy16_or_zero(place, p.keys + at, seen);
             copy16_or_zero(place + KEYS * ROW_BYTES, p.values + at, seen);
-            if (SCALED && part == 0) {
-                u32 scale = buffer + SCALES_AT + key * 4;
-                copy4_or_zero(scale, p.keys + strip + scale_at(offset), seen);
-                copy4_or_zero(scale + 4 * KEYS, p.values + strip + scale_at(offset), seen);
+            // A chunk of four bits is a group.
+            if (SCALED && part < SCALE_WORDS) {
+                u32 scale = buffer + SCALES_AT + (key * SCALE_WORDS + part) * 4;
+                u64 from = strip + scale_at(offset) + part * 4;
+                copy4_or_zero(scale, p.keys + from, seen);
+                copy4_or_zero(scale + 4 * SCALE_WORDS * KEYS, p.values + from, seen);
             }
         }
     }
 };
 
-// A tile in bf16 out of the numbers and scales in `buffer`: a thread's share of 16 numbers each.
+// A tile in bf16 out of the numbers and scales in `buffer`: a thread's share of 16 bytes each.
 DEVICE void widen_tile(u32 buffer, u32 tile) {
+    constexpr u32 NUMBERS = 16 * HEAD_DIM / HEAD_BYTES;
     for (u32 chunk = threadIdx.x; chunk < 2 * KEYS * CHUNKS; chunk += THREADS) {
         u32 row = chunk / CHUNKS, part = chunk % CHUNKS; // Rows of keys, then of values.
         u32 codes[4];
@@ -116,8 +119,17 @@ DEVICE void widen_tile(u32 buffer, u32 tile) {
                      : "=r"(codes[0]), "=r"(codes[1]), "=r"(codes[2]), "=r"(codes[3])
                      : "r"(buffer + chunk * 16)
                      : "memory");
+        u32 pairs[NUMBERS / 2];
+#if KV == KV_INT4
+        float2 by = unpack_f16(load_shared_word(buffer + SCALES_AT + chunk * 4));
+#pragma unroll
+        for (u32 i = 0; i < NUMBERS; i += 2) {
+            u32 pair = codes[i / 4 % 4] >> (i % 4 * 8 + i / 16 * 4);
+            pairs[i / 2] = pack_bf16(fmaf(float(pair & 15), by.x, by.y),
+                                     fmaf(float(pair >> 8 & 15), by.x, by.y));
+        }
+#else
         float scale = load_shared(buffer + SCALES_AT + row * 4);
-        u32 pairs[8];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             float x[4];
@@ -125,11 +137,12 @@ DEVICE void widen_tile(u32 buffer, u32 tile) {
             pairs[2 * i] = pack_bf16(x[0] * scale, x[1] * scale);
             pairs[2 * i + 1] = pack_bf16(x[2] * scale, x[3] * scale);
         }
+#endif
 #pragma unroll
-        for (u32 i = 0; i < 8; i += 4) {
-            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(tile + row * PITCH +
-                                                                           part * 32 + i * 4),
-                         "r"(pairs[i]), "r"(pairs[i + 1]), "r"(pairs[i + 2]), "r"(pairs[i + 3])
+        for (u32 i = 0; i < NUMBERS / 2; i += 4) {
+            u32 to = tile + row * PITCH + part * 2 * NUMBERS + i * 4;
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[i]),
+                         "r"(pairs[i + 1]), "r"(pairs[i + 2]), "r"(pairs[i + 3])
                          : "memory");
         }
     }

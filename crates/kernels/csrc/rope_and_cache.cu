@@ -114,6 +114,7 @@ struct Runs {
         store8(head + at[1], x[1]);
     }
 
+#if KV != KV_INT4
     // With all lanes of the head: its largest magnitude.
     DEVICE float greatest() const {
         float greatest = 0.0f;
@@ -136,7 +137,51 @@ struct Runs {
                 make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
         }
     }
+#endif
 };
+
+#if KV == KV_INT4
+// One lane's half of a group's bytes.
+struct Codes {
+    u32 share; // Which half of the head's groups.
+    u32 words[2];
+    u32 scales;
+
+    // With all lanes of the head, by way of `staged`, [HEAD_DIM].
+    DEVICE Codes(const Runs& runs, u32 lane, float* staged) : share(lane % LANES_USED), words{} {
+        if (lane < LANES_USED) {
+#pragma unroll
+            for (u32 j = 0; j < 16; j++) staged[runs.at[j / 8] + j % 8] = runs.x[j / 8][j % 8];
+        }
+        __syncwarp();
+        float lower[8], upper[8];
+        load8(staged + share / 2 * GROUP + share % 2 * 8, lower);
+        load8(staged + share / 2 * GROUP + share % 2 * 8 + GROUP / 2, upper);
+        float smallest = lower[0], greatest = lower[0];
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            smallest = fminf(smallest, fminf(lower[j], upper[j]));
+            greatest = fmaxf(greatest, fmaxf(lower[j], upper[j]));
+        }
+        smallest = fminf(smallest, __shfl_xor_sync(ALL_LANES, smallest, 1));
+        greatest = fmaxf(greatest, __shfl_xor_sync(ALL_LANES, greatest, 1));
+        Steps steps(smallest, greatest);
+        scales = steps.word;
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            words[j / 4] |= (steps.code(lower[j]) | steps.code(upper[j]) << 4) << 8 * (j % 4);
+        }
+    }
+
+    DEVICE void store(u8* strip, u32 token) const {
+        u8* head = strip + head_at(token) + 8 * share;
+        *reinterpret_cast<uint2*>(head) = make_uint2(words[0], words[1]);
+        if (share % 2 == 0) {
+            reinterpret_cast<u32*>(strip + scale_at(token))[share / 2] = scales;
+        }
+    }
+};
+#endif
 
 KERNEL void __launch_bounds__(THREADS) rope_and_cache(const Params p) {
     // Not before: what comes next may read, before it waits, what was written before this began.
@@ -158,7 +203,10 @@ KERNEL void __launch_bounds__(THREADS) rope_and_cache(const Params p) {
     if (is_rotated && 16 * lane < p.rotary_dim) {
         runs.rotate(p.rotary_table + u64(position) * p.rotary_dim + 8 * lane, p.rotary_dim / 2);
     }
-#if KV != KV_BF16
+#if KV == KV_INT4
+    __shared__ __align__(16) float staged[THREADS / LANES][HEAD_DIM];
+    Codes codes(runs, lane, staged[threadIdx.x / LANES]);
+#elif KV != KV_BF16
     float greatest = runs.greatest();
 #endif
     if (!is_real) return;
@@ -172,6 +220,8 @@ KERNEL void __launch_bounds__(THREADS) rope_and_cache(const Params p) {
                 strip_at(slot / BLOCK_SIZE, p.num_kv_heads, kv_head);
 #if KV == KV_BF16
     runs.store(reinterpret_cast<bf16*>(strip + head_at(in_block)));
+#elif KV == KV_INT4
+    codes.store(strip, in_block);
 #else
     runs.store_codes(strip + head_at(in_block), greatest);
     if (lane == 0) {

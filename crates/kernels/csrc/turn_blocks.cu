@@ -17,19 +17,13 @@ constexpr u32 THREADS = 32 * WARPS;
 
 // A key of the cache as f32, one warp's.
 DEVICE void read_key(const u8* strip, u32 token, float* head) {
-#if KV == KV_BF16
-    load_head(reinterpret_cast<const u32*>(strip + head_at(token)), head);
-#else
-    float scale = *reinterpret_cast<const float*>(strip + scale_at(token));
-    const u16* codes = reinterpret_cast<const u16*>(strip + head_at(token));
-    for (u32 pair = lane_id(); pair < PAIRS; pair += 32) {
-        float x[4];
-        widen_to_float(codes[pair], x);
-        head[2 * pair] = x[0] * scale;
-        head[2 * pair + 1] = x[1] * scale;
+    for (u32 dim = 8 * lane_id(); dim < HEAD_DIM; dim += 8 * 32) {
+        float x[8];
+        read8(strip, token, dim, x);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) head[dim + i] = x[i];
     }
     __syncwarp();
-#endif
 }
 
 KERNEL void __launch_bounds__(THREADS) turn_blocks(const __grid_constant__ Params p) {

@@ -11,19 +11,17 @@ pub enum KvNumbers {
     Fp8,
     /// Whole numbers from -127 to 127 and an f32 scale for every token and head.
     Int8,
+    /// Whole numbers from 0 to 15 and, for every [`KvNumbers::GROUP`] of them in a token's head, a
+    /// factor and the least number, f16 both.
+    Int4,
 }
 
 impl KvNumbers {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Bf16, Self::Fp8, Self::Int8];
+    pub const ALL: [Self; 4] = [Self::Bf16, Self::Fp8, Self::Int8, Self::Int4];
 
-    /// Bytes of one number.
-    pub const fn bytes(self) -> u32 {
-        match self {
-            Self::Bf16 => 2,
-            Self::Fp8 | Self::Int8 => 1,
-        }
-    }
+    /// Numbers of four bits that share a factor.
+    pub const GROUP: u32 = 32;
 
     /// Whether tokens have scales.
     pub const fn has_scales(self) -> bool {
@@ -36,6 +34,7 @@ impl KvNumbers {
             Self::Bf16 => 0,
             Self::Fp8 => 1,
             Self::Int8 => 2,
+            Self::Int4 => 3,
         }
     }
 }
@@ -54,7 +53,20 @@ pub struct KvShape {
 impl KvShape {
     /// Bytes of a head's numbers.
     pub const fn head_bytes(&self) -> u32 {
-        self.head_dim * self.numbers.bytes()
+        match self.numbers {
+            KvNumbers::Bf16 => 2 * self.head_dim,
+            KvNumbers::Fp8 | KvNumbers::Int8 => self.head_dim,
+            KvNumbers::Int4 => self.head_dim / 2,
+        }
+    }
+
+    /// Bytes of a token's scales.
+    pub const fn scale_bytes(&self) -> u32 {
+        match self.numbers {
+            KvNumbers::Bf16 => 0,
+            KvNumbers::Fp8 | KvNumbers::Int8 => 4,
+            KvNumbers::Int4 => self.head_dim.div_ceil(KvNumbers::GROUP) * 4,
+        }
     }
 
     /// The macros that `csrc/kv_cache.cuh` asks for.
@@ -67,7 +79,7 @@ impl KvShape {
     ///
     /// # Errors
     /// [`KernelError::Unsupported`] if `head_dim` is not a multiple of 16, or for numbers of eight
-    /// bits of 32, up to 256.
+    /// or four bits of 32, up to 256.
     pub(crate) fn check(&self, kernel: &'static str) -> Result<(), KernelError> {
         let Self { numbers, head_dim, block_size } = *self;
         let unit = if numbers.has_scales() { 32 } else { 16 };

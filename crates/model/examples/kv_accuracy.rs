@@ -65,6 +65,8 @@ fn main() -> Result<(), Failure> {
         (KvDtype::Int8, Softmax::Unified),
         (KvDtype::Fp8, Softmax::Online),
         (KvDtype::Fp8, Softmax::Unified),
+        (KvDtype::Int4, Softmax::Online),
+        (KvDtype::Int4, Softmax::Unified),
     ] {
         let backend = CudaBackend::new(CudaConfig {
             ordinal: 0,

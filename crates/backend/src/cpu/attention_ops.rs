@@ -133,7 +133,6 @@ impl CutOperands {
             attention: self.attention,
             scale: self.scale,
             row_starts: &self.batch.row_starts.read(),
-            context_lens: &self.batch.context_lens.read(),
             block_starts: &self.batch.block_starts.read(),
             blocks: &self.batch.blocks.read(),
             cuts: &self.cuts,

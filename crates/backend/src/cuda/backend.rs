@@ -27,8 +27,8 @@ use super::{
     weights::{CudaEmbedding, CudaMatrix, Weights},
 };
 use crate::{
-    Backend, BackendError, Ceilings, DeviceBatch, Dtype, Graph, HistoryShape, HostTensor, KvDtype,
-    MoveBlocks, StepCapacity, StepShape, TurnBlocks,
+    Backend, BackendError, Ceilings, CutPrompts, DeviceBatch, Dtype, Graph, HistoryShape,
+    HostTensor, KvDtype, MoveBlocks, StepCapacity, StepShape, TurnBlocks,
     ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -371,6 +371,19 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         let block_bytes = self.kv_layout(args.attention).block_bytes();
         self.shared.operators.turn_blocks(&args, block_bytes, stream)
+    }
+
+    fn cut_prompts(
+        &self,
+        args: CutPrompts<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let layout = self.kv_layout(args.attention);
+        self.shared.operators.cut_prompts(&args, layout, stream)
+    }
+
+    fn cuts_prompts(&self) -> bool {
+        true
     }
 
     fn count_history(

@@ -8,7 +8,7 @@ use crate::{BackendError, KvDtype};
 /// The choices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numerics {
-    /// Element type of the KV cache: Bf16, Fp8 or Int8.
+    /// Element type of the KV cache: Bf16, Fp8, Int8 or Int4.
     pub kv_dtype: KvDtype,
     /// How rows of one new token weigh what they see.
     pub softmax: Softmax,
@@ -34,7 +34,8 @@ impl Numerics {
             KvDtype::Bf16 => Ok(KvNumbers::Bf16),
             KvDtype::Fp8 => Ok(KvNumbers::Fp8),
             KvDtype::Int8 => Ok(KvNumbers::Int8),
-            other @ (KvDtype::F32 | KvDtype::F16 | KvDtype::Int4) => {
+            KvDtype::Int4 => Ok(KvNumbers::Int4),
+            other @ (KvDtype::F32 | KvDtype::F16) => {
                 Err(BackendError::Unsupported(format!("a KV cache of {other} on a GPU")))
             }
         }

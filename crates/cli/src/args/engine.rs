@@ -56,8 +56,9 @@ pub(crate) struct EngineArgs {
     pub(crate) gpu_memory_utilization: Option<f64>,
 
     /// Type of the KV cache's numbers: auto is f16 on CPUs and bf16 on GPUs; fp8 (e4m3) and int8,
-    /// with a scale for each token and head, hold twice as many tokens; f32, f16 and int4 on CPUs
-    /// only, the last with a factor for every 32 numbers and at a price in accuracy
+    /// with a scale for each token and head, hold twice as many tokens; int4, with a factor for
+    /// every 32 numbers, more than three times as many, at a price in accuracy; f32 and f16 on CPUs
+    /// only
     #[arg(long, alias = "kv-dtype", value_enum, default_value_t = KvChoice::Auto)]
     pub(crate) kv_cache_dtype: KvChoice,
 

@@ -55,8 +55,8 @@ pub(crate) struct MemoryArgs {
     kv_sinks: Option<usize>,
 
     /// Keep of a request's prompt only so many tokens in the KV cache, those that its end attends
-    /// to most, each head its own, and all that is generated; on CPUs only. Requests may say
-    /// otherwise by `kv_cache` [default: keep all]
+    /// to most, each head its own, and all that is generated. Requests may say otherwise by
+    /// `kv_cache` [default: keep all]
     #[arg(long, value_name = "TOKENS", conflicts_with = "kv_window")]
     kv_budget: Option<NonZeroUsize>,
 

@@ -3,6 +3,7 @@
 use super::{
     add_bias::AddBias,
     add_norm::AddNorm,
+    cut_prompt::{ChooseKept, CopyKept, VotePrompt},
     decode_attention::{DecodeAttention, Softmax},
     embed::Embed,
     flat_gemm::{FlatGemm, FlatShape, Ring},
@@ -51,6 +52,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         Sample { unusual: false }.spec(),
         Sample { unusual: true }.spec(),
         MoveBlocks.spec(),
+        ChooseKept.spec(),
     ];
     for first in both {
         specs.push(GatherSampled { element: first }.spec());
@@ -118,6 +120,10 @@ fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelErr
                 let rotation = Rotation { dim: head_dim, interleaved, qk_norm };
                 specs.push(RopeAndCache::new(cache, rotation)?.spec());
             }
+            for votes in [false, true] {
+                specs.push(VotePrompt::new(cache, votes)?.spec());
+            }
+            specs.push(CopyKept { cache }.spec());
             for interleaved in [false, true] {
                 specs.push(TurnBlocks { cache, interleaved }.spec());
             }

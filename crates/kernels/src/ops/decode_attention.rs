@@ -8,7 +8,9 @@ use super::{
     fp8_split::{Fp8Split, SplitRows},
     plan_attention::{GROUP_HEADS, TILE_LEN, head_groups},
 };
-use crate::{Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, KvShape, Launch, Source};
+use crate::{
+    Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, KvNumbers, KvShape, Launch, Source,
+};
 
 /// A specialisation of the decode kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,10 +122,11 @@ impl DecodeAttention {
     const MAX_STAGES: u32 = 6;
 
     /// The same, but that it can leave its output as codes, as [`Fp8Split`] makes them; `None` if
-    /// the dims of a head are not what shares a scale.
+    /// the dims of a head are not what shares a scale, or registers are too few.
     pub fn leaving_codes(self) -> Option<Self> {
+        let is_full = self.cache.numbers == KvNumbers::Int4 && self.softmax == Softmax::Unified;
         let shares_scales = self.cache.head_dim == Fp8Split::COLS;
-        shares_scales.then_some(Self { leaves_codes: true, ..self })
+        (shares_scales && !is_full).then_some(Self { leaves_codes: true, ..self })
     }
 
     /// Whether it can leave its output as codes.
@@ -148,7 +151,7 @@ impl DecodeAttention {
 
     const fn dynamic_smem(&self) -> u32 {
         // Rows are 16 bytes longer than a head, so that eight of them fall into different banks.
-        let scales = if self.cache.numbers.has_scales() { 8 * self.subtile } else { 0 };
+        let scales = 2 * self.subtile * self.cache.scale_bytes();
         let stage = 2 * self.subtile * (self.cache.head_bytes() + 16) + scales;
         let ring = self.warps * self.stages * stage;
         // Half of the warps leave their sums for the other half; every warp its softmax.

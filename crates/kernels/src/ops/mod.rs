@@ -8,7 +8,8 @@
 //! or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_split`] makes
 //! activations codes that lose nothing, [`fp8_quantize`] rounds to fp8, [`fp8_expand`] undoes that.
 //! [`random_normal`] fills dummy weights; [`move_blocks`] copies blocks of the KV cache,
-//! [`turn_blocks`] with keys of other positions.
+//! [`turn_blocks`] with keys of other positions; [`cut_prompt`] copies of a prompt what its end
+//! attends to.
 //!
 //! All numbers in parameters are of the padded shape of a step. Rows and tokens past the real ones
 //! are neutral (see [`unpack`]): they cost their share and change nothing.
@@ -16,6 +17,7 @@
 pub mod add_bias;
 pub mod add_norm;
 pub mod all;
+pub mod cut_prompt;
 pub mod decode_attention;
 pub mod embed;
 pub mod flat_gemm;

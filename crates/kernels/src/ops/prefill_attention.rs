@@ -83,10 +83,13 @@ impl PrefillAttention {
     const fn dynamic_smem(&self) -> u32 {
         let pitch = 2 * self.cache.head_dim + 16;
         let tile = 2 * self.keys * pitch;
-        // Two tiles of keys and values; of eight bits, their scales as well, and one in bf16.
+        // Two tiles of keys and values; if scaled, their scales as well, and one in bf16.
         let tiles = match self.cache.numbers.has_scales() {
             false => 2 * tile,
-            true => 2 * (2 * self.keys * self.cache.head_bytes() + 8 * self.keys) + tile,
+            true => {
+                let token = self.cache.head_bytes() + self.cache.scale_bytes();
+                2 * 2 * self.keys * token + tile
+            }
         };
         // Long heads keep their queries there as well.
         let queries = if self.cache.head_dim > 128 { self.tile() } else { 0 };

@@ -6,7 +6,9 @@
 //! hides behind the next one's beginning. A tile holds whole tokens: its rows are the largest
 //! multiple of the group up to [`PrefillHopper::ROWS`].
 
-use crate::{Arch, Budget, DevicePtr, Gpu, Kernel, KernelSpec, KvShape, Launch, Source, TensorMap};
+use crate::{
+    Arch, Budget, DevicePtr, Gpu, Kernel, KernelSpec, KvNumbers, KvShape, Launch, Source, TensorMap,
+};
 
 /// A specialisation of the prefill kernel for Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,7 @@ impl PrefillHopper {
     pub fn new(gpu: &Gpu, cache: KvShape, group: u32) -> Option<Self> {
         let kernel = Self { cache, num_sms: gpu.num_sms };
         let fits = gpu.arch == Arch::SM_90A
+            && cache.numbers != KvNumbers::Int4
             && matches!(cache.head_dim, 64 | 96 | 128 | 256)
             && cache.block_size.is_multiple_of(8)
             && kernel.keys().is_multiple_of(cache.block_size)

@@ -1,6 +1,8 @@
 //! Rotary position embedding, and writing keys and values to the KV cache.
 
-use crate::{Budget, DevicePtr, Kernel, KernelError, KernelSpec, KvShape, Launch, Source};
+use crate::{
+    Budget, DevicePtr, Kernel, KernelError, KernelSpec, KvNumbers, KvShape, Launch, Source,
+};
 
 /// Adds up what a product left in parts, if it did; normalises (if asked) and rotates queries
 /// in place; normalises and rotates keys and writes them and the values to the cache. A token
@@ -108,7 +110,14 @@ impl Kernel for RopeAndCache {
             .collect(),
             dynamic_smem: 0,
             params_bytes: size_of::<RopeAndCacheParams>(),
-            budget: Budget { registers: 64, static_smem: 0 },
+            budget: Budget {
+                registers: 64,
+                // Where lanes trade numbers.
+                static_smem: match self.cache.numbers {
+                    KvNumbers::Int4 => Self::THREADS / self.lanes() * self.cache.head_dim * 4,
+                    KvNumbers::Bf16 | KvNumbers::Fp8 | KvNumbers::Int8 => 0,
+                },
+            },
         }
     }
 
@@ -124,7 +133,6 @@ impl Kernel for RopeAndCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KvNumbers;
 
     #[test]
     fn lanes_share_heads_and_what_is_turned_evenly() {

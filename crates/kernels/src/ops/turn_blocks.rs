@@ -5,7 +5,7 @@ use crate::{Budget, DevicePtr, Kernel, KernelSpec, KvShape, Launch, Source};
 /// Copies values as they are and keys rotated by some positions more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TurnBlocks {
-    /// Heads are even, at most 512 elements.
+    /// Heads are multiples of eight, at most 512 elements.
     pub cache: KvShape,
     /// Whether pairs are neighbours or half a head apart.
     pub interleaved: bool,

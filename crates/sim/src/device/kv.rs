@@ -82,6 +82,7 @@ impl State {
 
     fn cut_prompt(&mut self, memory: usize, block_size: usize, cut: &PromptCut) {
         let context_len = self.step.context_lens[cut.row] as usize;
+        assert_eq!(context_len, cut.context_len, "a cut is of its row");
         let mut values = Vec::new();
         for block in self.step.blocks_of(cut.row).to_vec() {
             self.reads_block(COMPUTE, memory, block);

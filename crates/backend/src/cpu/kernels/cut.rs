@@ -27,7 +27,6 @@ pub(crate) struct CutPrompts<'a, K> {
     pub(crate) attention: AttentionShape,
     pub(crate) scale: f32,
     pub(crate) row_starts: &'a [u32],
-    pub(crate) context_lens: &'a [u32],
     pub(crate) block_starts: &'a [u32],
     pub(crate) blocks: &'a [u32],
     pub(crate) cuts: &'a [PromptCut],
@@ -79,7 +78,7 @@ impl<'a> Row<'a> {
             observed: &args.qkv[(end - cut.num_observed) * len..end * len],
             attention: args.attention,
             scale: args.scale,
-            context_len: args.context_lens[cut.row] as usize,
+            context_len: cut.context_len,
             num_kept: cut.blocks.len() * args.attention.block_size,
             blocks: &args.blocks[blocks],
         }
@@ -251,7 +250,8 @@ mod tests {
         }
         at_every_level(|cores| {
             let (mut keys, mut values) = cache::<K>(hot);
-            let cut = PromptCut { row: 0, num_observed: 2, blocks: vec![9, 7, 11] };
+            let blocks = vec![9, 7, 11];
+            let cut = PromptCut { row: 0, context_len: 24, num_observed: 2, blocks };
             let args = CutPrompts {
                 qkv: &qkv,
                 keys: &mut keys,
@@ -259,7 +259,6 @@ mod tests {
                 attention: ATTENTION,
                 scale: 0.25,
                 row_starts: &[0, 3],
-                context_lens: &[24],
                 block_starts: &[0, 6],
                 blocks: &[6, 5, 4, 3, 2, 1],
                 cuts: &[cut],

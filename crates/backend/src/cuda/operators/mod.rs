@@ -1,11 +1,12 @@
 //! Operators as launches: checks sizes, fills in addresses.
 //!
 //! [`attention`]: the two attention kernels and their plan. [`block_moves`]: blocks of the KV cache
-//! on their way.
+//! on their way. [`prompt_cuts`]: what stays of prompts.
 
 mod attention;
 mod block_moves;
 mod block_turns;
+mod prompt_cuts;
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ use inflight_kernels::{
     },
 };
 
-use self::attention::AttentionPlans;
+use self::{attention::AttentionPlans, prompt_cuts::PromptCuts};
 use super::{
     backend::CudaBackend,
     by_key::ByKey,
@@ -40,8 +41,8 @@ use super::{
     weights::CudaEmbedding,
 };
 use crate::{
-    AttentionShape, BackendError, DeviceBatch, HistoryShape, OutputLayout, StepShape, ops,
-    ops::SamplingState,
+    AttentionShape, BackendError, DeviceBatch, HistoryShape, KvLayout, OutputLayout, StepShape,
+    ops, ops::SamplingState,
 };
 
 /// All kernels, and the working memory of those that need some.
@@ -62,6 +63,7 @@ pub(super) struct Operators {
     kv_numbers: KvNumbers,
     rope: ByKey<RopeAndCache, Loaded<RopeAndCache>>,
     turn: ByKey<TurnBlocks, Loaded<TurnBlocks>>,
+    cuts: PromptCuts,
     quantize: ByKey<Fp8Quantize, Loaded<Fp8Quantize>>,
     attention: AttentionPlans,
     /// Room for logits with penalties and bias, by rows and vocabulary.
@@ -122,6 +124,7 @@ impl Operators {
             kv_numbers: numerics.kv_numbers()?,
             rope: ByKey::default(),
             turn: ByKey::default(),
+            cuts: PromptCuts::default(),
             quantize: ByKey::default(),
             attention: AttentionPlans::new(loader, numerics)?,
             adjusted: ByKey::default(),
@@ -343,6 +346,16 @@ impl Operators {
         let kernel = TurnBlocks { cache, interleaved: args.interleaved };
         let kernel = self.turn.get(kernel, || self.loader.load(kernel))?;
         block_turns::launch(&kernel, args, block_bytes, stream)
+    }
+
+    pub(super) fn cut_prompts(
+        &self,
+        args: &crate::CutPrompts<'_, CudaBackend>,
+        layout: KvLayout,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let cache = kv_shape(self.kv_numbers, args.attention);
+        self.cuts.launch(args, cache, layout, &self.loader, stream)
     }
 
     pub(super) fn attention(
