@@ -11,6 +11,7 @@ use inflight_bench::BuiltInConfig;
 use super::batching::{BATCHING_EXAMPLES, BatchingArgs};
 use super::bench_serve::{SERVE_LOAD_EXAMPLES, ServeLoadArgs};
 use super::chats::{CHATS_EXAMPLES, ChatsArgs};
+use super::recall::{RECALL_EXAMPLES, RecallArgs};
 use super::recorder::{RECORDER_EXAMPLES, RecorderArgs};
 use super::text::{TEXT_EXAMPLES, TextArgs};
 use super::{DeviceChoice, EngineArgs, KvChoice, MODEL_HELP, PolicyArgs};
@@ -76,6 +77,10 @@ pub(crate) enum BenchCommand {
     #[command(after_help = TEXT_EXAMPLES)]
     Text(Box<TextArgs>),
 
+    /// What the model finds again in a long prompt: what settings of the KV cache cost
+    #[command(after_help = RECALL_EXAMPLES)]
+    Recall(Box<RecallArgs>),
+
     /// Every operator alone at a model's sizes: time, rates, share of what the device could do
     #[command(after_help = KERNELS_EXAMPLES)]
     Kernels(KernelsArgs),
@@ -134,12 +139,13 @@ pub(crate) struct KernelsArgs {
     #[arg(long, default_value = "auto", value_name = "auto|cpu|cuda")]
     pub(crate) device: DeviceChoice,
 
-    /// Tokens of a block of the KV cache [default: 16; on GPUs 32 where its numbers have 8 bits]
+    /// Tokens of a block of the KV cache [default: 16; on GPUs 32 where its numbers have 8
+    /// bits and 64 where they have 4]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) block_size: Option<NonZeroUsize>,
 
-    /// Type of the KV cache's numbers: auto is f16 on CPUs and bf16 on GPUs, which besides have fp8
-    /// and int8
+    /// Type of the KV cache's numbers: auto is f16 on CPUs and bf16 on GPUs, which besides have
+    /// fp8, int8 and int4
     #[arg(long, alias = "kv-dtype", value_enum, default_value_t = KvChoice::Auto)]
     pub(crate) kv_cache_dtype: KvChoice,
 

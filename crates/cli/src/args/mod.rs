@@ -14,6 +14,7 @@ mod chats;
 mod engine;
 mod memory;
 mod policy;
+mod recall;
 mod recorder;
 mod replay;
 mod simulate;
@@ -42,6 +43,7 @@ pub(crate) use engine::{
 };
 pub(crate) use memory::MemoryArgs;
 pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};
+pub(crate) use recall::RecallArgs;
 pub(crate) use recorder::RecorderArgs;
 pub(crate) use replay::ReplayArgs;
 pub(crate) use simulate::{LoadArgs, SimulateArgs, SimulatedDeviceArgs, SimulatedKv, SpreadChoice};

@@ -2,10 +2,10 @@
 //!
 //! Reading order: [`offline`] (many requests through an engine in this process), [`asynchrony`]
 //! (the same with overlap on and off), [`batching`] (what batching gains), [`chats`] (chats that
-//! come back), [`text`] (how well a model predicts one), [`kernels`] (every operator alone),
-//! [`recorder`] (what recording costs), [`serve`] (any server under load), [`compare`] (two files
-//! of figures), [`constraint`] (a grammar to hold outputs to), [`outputs`] (where figures go),
-//! [`run_plots`], [`batching_plots`].
+//! come back), [`text`] (how well a model predicts one), [`recall`] (what it finds again in a long
+//! prompt), [`kernels`] (every operator alone), [`recorder`] (what recording costs), [`serve`] (any
+//! server under load), [`compare`] (two files of figures), [`constraint`] (a grammar to hold outputs
+//! to), [`outputs`] (where figures go), [`run_plots`], [`batching_plots`].
 
 mod asynchrony;
 mod batching;
@@ -16,6 +16,7 @@ mod constraint;
 mod kernels;
 mod offline;
 pub(crate) mod outputs;
+mod recall;
 mod recorder;
 mod run_plots;
 mod serve;
@@ -42,6 +43,7 @@ pub(crate) fn bench(command: &BenchCommand) -> Result<()> {
         BenchCommand::Recorder(args) => recorder::bench_recorder(args),
         BenchCommand::Serve(args) => serve::bench_serve(args),
         BenchCommand::Text(args) => text::bench_text(args),
+        BenchCommand::Recall(args) => recall::bench_recall(args),
     }
 }
 

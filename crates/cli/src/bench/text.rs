@@ -30,7 +30,7 @@ pub(crate) fn bench_text(args: &TextArgs) -> Result<()> {
     let measured = MeasuredModel { model: args.model.clone(), config: None };
     let (name, files) = open_measured(&measured, &args.engine)?;
     let texts = read(args, &files)?;
-    let engine_args = engine_args(args, texts[0].len());
+    let engine_args = engine_args(&args.engine, texts[0].len());
     let device = choose(engine_args.device, resolve_gpu_use(&engine_args))?;
     let model = Model { name: &name, path: None, files: &files };
     let score = Score {
@@ -59,8 +59,8 @@ fn read(args: &TextArgs, files: &ModelFiles) -> Result<Vec<Vec<u32>>> {
 }
 
 /// What fits texts of so many tokens, of which each token of a batch is scored.
-fn engine_args(args: &TextArgs, len: usize) -> EngineArgs {
-    let mut engine = args.engine.clone();
+pub(super) fn engine_args(args: &EngineArgs, len: usize) -> EngineArgs {
+    let mut engine = args.clone();
     engine.memory = engine.memory.measured();
     engine.max_model_len = engine.max_model_len.or(NonZeroUsize::new(len));
     let batch = engine.max_num_batched_tokens.or(NonZeroUsize::new(USUAL_BATCH));
@@ -80,12 +80,33 @@ struct Score<'a> {
     no_progress: bool,
 }
 
+/// How many tokens of all were scored after how long, batch by batch.
+#[derive(Default)]
+struct Pace(Vec<(usize, Duration)>);
+
+impl Pace {
+    /// When so many tokens were scored; those of a batch count as if they came one by one.
+    fn reached(&self, num: usize) -> Duration {
+        let batch = self.0.partition_point(|(done, _)| *done < num);
+        let Some(&(done, time)) = self.0.get(batch) else { return Duration::ZERO };
+        let last = batch.checked_sub(1).map(|last| self.0[last]);
+        let (before, earlier) = last.unwrap_or((0, Duration::ZERO));
+        let share = (num - before) as f64 / (done - before).max(1) as f64;
+        earlier + time.saturating_sub(earlier).mul_f64(share)
+    }
+
+    /// Tokens per second of a stretch.
+    fn rate(&self, tokens: Range<usize>) -> f64 {
+        let took = self.reached(tokens.end).saturating_sub(self.reached(tokens.start));
+        tokens.len() as f64 / took.as_secs_f64()
+    }
+}
+
 /// What scoring gave, and on what.
 struct Scored {
     /// Of each text.
     scores: Vec<Scores>,
-    /// How many tokens of all were scored after how long.
-    times: Vec<(usize, Duration)>,
+    pace: Pace,
     num_blocks: usize,
     block_size: usize,
 }
@@ -98,7 +119,7 @@ impl UseEngine for Score<'_> {
         eprintln!("{summary}");
         let num_tokens: usize = self.texts.iter().map(|text| text.len() - 1).sum();
         let bar = TokenBar::new(num_tokens as u64, self.no_progress);
-        let (started, mut times) = (Instant::now(), Vec::new());
+        let (started, mut pace) = (Instant::now(), Pace::default());
         let (mut scores, mut num_before) = (Vec::new(), 0);
         for text in self.texts {
             let (prompt, answer) = text.split_at(text.len() - self.answer_len);
@@ -109,14 +130,14 @@ impl UseEngine for Score<'_> {
             };
             let request = handle.limits().validate(spec)?;
             scores.push(engine.score(request, answer, &mut |done| {
-                times.push((num_before + done, started.elapsed()));
+                pace.0.push((num_before + done, started.elapsed()));
                 bar.show((num_before + done) as u64);
             })?);
             num_before += text.len() - 1;
         }
         bar.finish();
         let (num_blocks, block_size) = (config.num_blocks, config.block_size);
-        Ok(Scored { scores, times, num_blocks, block_size })
+        Ok(Scored { scores, pace, num_blocks, block_size })
     }
 }
 
@@ -130,7 +151,7 @@ fn print(scored: &Scored, args: &TextArgs) {
         line(format!("{}..{}", tokens.start, tokens.end), perplexity, format!("{rate:.1}"));
     }
     let all = scored.logprobs();
-    line("all".to_owned(), perplexity(&all), format!("{:.1}", scored.rate(0..all.len())));
+    line("all".to_owned(), perplexity(&all), format!("{:.1}", scored.pace.rate(0..all.len())));
     line("answers".to_owned(), perplexity(&scored.answers(args)), String::new());
     let used = scores.iter().map(|scores| scores.num_blocks).max().unwrap_or(0);
     let last = scores.last().map_or(0, |scores| scores.num_blocks_last);
@@ -169,7 +190,7 @@ impl Scored {
         let (all, every) = (self.logprobs(), args.every.get());
         let stretch = |(i, logprobs): (usize, &[f32])| {
             let tokens = i * every..i * every + logprobs.len();
-            let rate = self.rate(tokens.clone());
+            let rate = self.pace.rate(tokens.clone());
             Stretch { tokens, perplexity: perplexity(logprobs), rate }
         };
         all.chunks(every).enumerate().map(stretch).collect()
@@ -219,16 +240,6 @@ impl Scored {
             ],
         }
     }
-
-    /// Tokens per second of a stretch.
-    fn rate(&self, tokens: Range<usize>) -> f64 {
-        let reached = |num: usize| {
-            let found = self.times.iter().find(|(done, _)| *done >= num);
-            found.filter(|_| num > 0).map_or(Duration::ZERO, |(_, time)| *time)
-        };
-        let took = reached(tokens.end).saturating_sub(reached(tokens.start));
-        tokens.len() as f64 / took.as_secs_f64()
-    }
 }
 
 fn perplexity(logprobs: &[f32]) -> f64 {
@@ -238,7 +249,19 @@ fn perplexity(logprobs: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::perplexity;
+    use std::time::Duration;
+
+    use super::{Pace, perplexity};
+
+    /// 256 tokens after two seconds, 44 more after one more.
+    #[test]
+    fn stretches_shorter_than_a_batch_have_its_rate() {
+        let pace = Pace(vec![(256, Duration::from_secs(2)), (300, Duration::from_secs(3))]);
+        assert_eq!(pace.rate(0..64), 128.0);
+        assert_eq!(pace.rate(128..192), 128.0);
+        assert_eq!(pace.rate(0..300), 100.0);
+        assert_eq!(pace.reached(278), Duration::from_millis(2500));
+    }
 
     /// Guessing among eight is a perplexity of eight.
     #[test]
