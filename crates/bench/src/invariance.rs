@@ -75,6 +75,7 @@ fn tokens<B: Backend>(backend: &B, setting: Setting) -> Result<Vec<Vec<u32>>> {
     let sampled = SamplingParams { temperature: 1.0, top_p: 0.95, ..SamplingParams::default() };
     let workload = OfflineWorkload {
         lengths: vec![RequestLengths { input: INPUT_LEN, output: OUTPUT_LEN }; num_prompts],
+        shared_prefix: 0,
         sampling: vec![SamplingParams::default(), sampled],
         grammar: None,
         warm_up: true,

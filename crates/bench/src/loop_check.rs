@@ -66,6 +66,7 @@ fn run<B: Backend>(backend: &B, overlap: bool) -> Result<OfflineRun> {
     let (engine, handle) = Engine::new(backend.clone(), decoder, config)?;
     let workload = OfflineWorkload {
         lengths: vec![RequestLengths { input: INPUT_LEN, output: OUTPUT_LEN }; NUM_REQUESTS],
+        shared_prefix: 0,
         sampling: kinds(),
         grammar: None,
         warm_up: true,

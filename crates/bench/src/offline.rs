@@ -31,6 +31,8 @@ const WARM_UP_TOKENS: usize = 2;
 pub struct OfflineWorkload {
     /// How long each request is; prompts are drawn at random and differ from each other.
     pub lengths: Vec<RequestLengths>,
+    /// But for so many tokens that all begin with.
+    pub shared_prefix: usize,
     /// Requests take turns with these; each adds its number to the seed. Not empty.
     pub sampling: Vec<SamplingParams>,
     /// What each output must be; it must have no end within an output. `None`: anything.
@@ -258,7 +260,8 @@ fn spec(
     lengths: RequestLengths,
     vocab_size: usize,
 ) -> Result<RequestSpec> {
-    let draw = |i| (philox::uniform(request as u64, i) * vocab_size as f64) as u32;
+    let seed = |i| if (i as usize) < workload.shared_prefix { u64::MAX } else { request as u64 };
+    let draw = |i| (philox::uniform(seed(i), i) * vocab_size as f64) as u32;
     let mut sampling = workload.sampling[request % workload.sampling.len()].clone();
     sampling.seed = sampling.seed.wrapping_add(request as u64);
     let input_len = u32::try_from(lengths.input).context("the prompts are too long")?;

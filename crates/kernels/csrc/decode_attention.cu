@@ -392,13 +392,13 @@ DEVICE void widen_group(u32 first, u32 second, const Factors (&by)[2], u32 (&a)[
 DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, u32 scales, float (&s)[4]) {
     float even[4] = {}, odd[4] = {};
     u32 row = keys + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
-    scales += lane_id() / 4 * (4 * GROUPS);
+    scales += lane_id() / 4 * (4 * KV_GROUPS);
     u32 m[4], a[2][4]; // Both halves of the positions of a group, then of the next.
 #pragma unroll
-    for (u32 g = 0; g < GROUPS; g++) {
+    for (u32 g = 0; g < KV_GROUPS; g++) {
         if (g % 2 == 0) load_matrices(row + g * 16, m);
         u32 lower = load_shared_word(scales + 4 * g);
-        u32 upper = load_shared_word(scales + 4 * g + 32 * GROUPS);
+        u32 upper = load_shared_word(scales + 4 * g + 32 * KV_GROUPS);
         Factors by[2] = {Factors::of<true>(lower, lower), Factors::of<true>(upper, upper)};
         widen_group<true>(m[g % 2 * 2], m[g % 2 * 2 + 1], by, a, true);
         multiply_add_f16(even, a[0], q[2 * g][0], q[2 * g][1]);
@@ -494,16 +494,16 @@ DEVICE void add_values(Running& r, const float (&w)[4], u32 values, u32 scales) 
     u32 b0 = transpose_matrix(F16 ? pack_f16(w[0], w[1]) : pack_bf16(w[0], w[1]));
     u32 b1 = transpose_matrix(F16 ? pack_f16(w[2], w[3]) : pack_bf16(w[2], w[3]));
     u32 row = values + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
-    scales += lane_id() % 4 * (8 * GROUPS);
+    scales += lane_id() % 4 * (8 * KV_GROUPS);
     u32 m[4], a[2][4];
 #pragma unroll
-    for (u32 g = 0; g < GROUPS; g++) {
+    for (u32 g = 0; g < KV_GROUPS; g++) {
         if (g % 2 == 0) load_matrices_transposed(row + g * 16, m);
         Factors by[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
-            u32 first = scales + 4 * g + i * 32 * GROUPS;
-            by[i] = Factors::of<F16>(load_shared_word(first), load_shared_word(first + 4 * GROUPS));
+            u32 at = scales + 4 * g + i * 32 * KV_GROUPS;
+            by[i] = Factors::of<F16>(load_shared_word(at), load_shared_word(at + 4 * KV_GROUPS));
         }
         widen_group<F16>(m[g % 2 * 2], m[g % 2 * 2 + 1], by, a, false);
 #pragma unroll
@@ -556,7 +556,7 @@ DEVICE void add_subtile(Running& r, const u32 (&q)[STEPS][2], const Turns& turns
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) {
 #if KV == KV_INT4
-        score(q, stage + half * 16 * PITCH, stage + SCALES_AT + half * 64 * GROUPS, s[half]);
+        score(q, stage + half * 16 * PITCH, stage + SCALES_AT + half * 64 * KV_GROUPS, s[half]);
         float of_keys[2] = {scale / F16_SHARE, scale / F16_SHARE};
         of_values[half][0] = of_values[half][1] = ONLINE ? F16_WEIGHTS : 1.0f;
 #else
@@ -585,7 +585,7 @@ DEVICE void add_subtile(Running& r, const u32 (&q)[STEPS][2], const Turns& turns
 #if KV == KV_BF16
         add_values(r, s[half], values);
 #elif KV == KV_INT4
-        u32 scales = stage + SCALES_AT + (SUBTILE + half * 16) * 4 * GROUPS;
+        u32 scales = stage + SCALES_AT + (SUBTILE + half * 16) * 4 * KV_GROUPS;
         add_values<ONLINE>(r, s[half], values, scales);
 #else
         add_values<ONLINE>(r, s[half], values);

@@ -3,7 +3,7 @@
 //
 //   cache   blocks of strips, one for each key/value head
 //   strip   [BLOCK_SIZE, HEAD_DIM] numbers; of eight bits, then [BLOCK_SIZE] scales; of four bits,
-//           then [BLOCK_SIZE, GROUPS] pairs of f16: what a group's numbers are multiplied by and
+//           then [BLOCK_SIZE, KV_GROUPS] pairs of f16: what a group's numbers are multiplied by and
 //           its least number
 //
 // Of four bits, byte b of a group has number b in its lower half, b + 16 in its upper half.
@@ -18,15 +18,15 @@
 #define KV_INT4 3
 
 constexpr bool SCALED = KV != KV_BF16;
-constexpr u32 GROUP = 32;
-constexpr u32 GROUPS = (HEAD_DIM + GROUP - 1) / GROUP;
+constexpr u32 KV_GROUP = 32;
+constexpr u32 KV_GROUPS = (HEAD_DIM + KV_GROUP - 1) / KV_GROUP;
 constexpr u32 HEAD_BYTES = HEAD_DIM * (SCALED ? 1 : 2) / (KV == KV_INT4 ? 2 : 1);
 constexpr u32 NUMBERS_BYTES = BLOCK_SIZE * HEAD_BYTES;
 // Words of a token's scales.
-constexpr u32 SCALE_WORDS = KV == KV_INT4 ? GROUPS : SCALED ? 1 : 0;
+constexpr u32 SCALE_WORDS = KV == KV_INT4 ? KV_GROUPS : SCALED ? 1 : 0;
 constexpr u32 STRIP_BYTES = NUMBERS_BYTES + (4 * SCALE_WORDS * BLOCK_SIZE + 15) / 16 * 16;
 constexpr float GREATEST_CODE = KV == KV_FP8 ? 448.0f : 127.0f;
-static_assert(KV != KV_INT4 || HEAD_DIM % GROUP == 0, "groups are whole");
+static_assert(KV != KV_INT4 || HEAD_DIM % KV_GROUP == 0, "groups are whole");
 
 // Offset of a head's strip in the cache.
 DEVICE u64 strip_at(u32 block, u32 num_kv_heads, u32 kv_head) {
@@ -121,10 +121,11 @@ template <bool F16> DEVICE u32 widen_nibbles(u32 codes, const Factors& by) {
 
 // Eight numbers of a token's head from `dim` on, a multiple of eight.
 DEVICE void read8(const u8* strip, u32 token, u32 dim, float (&x)[8]) {
-    const u8* codes = strip + head_at(token) + dim / GROUP * (GROUP / 2) + dim % (GROUP / 2);
-    u32 word = *reinterpret_cast<const u32*>(strip + scale_at(token) + dim / GROUP * 4);
+    u32 byte = dim / KV_GROUP * (KV_GROUP / 2) + dim % (KV_GROUP / 2);
+    const u8* codes = strip + head_at(token) + byte;
+    u32 word = *reinterpret_cast<const u32*>(strip + scale_at(token) + dim / KV_GROUP * 4);
     float2 by = unpack_f16(word);
-    u32 shift = dim % GROUP < GROUP / 2 ? 0 : 4;
+    u32 shift = dim % KV_GROUP < KV_GROUP / 2 ? 0 : 4;
     u32 words[2] = {reinterpret_cast<const u32*>(codes)[0], reinterpret_cast<const u32*>(codes)[1]};
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {

@@ -51,8 +51,8 @@ struct Place {
         };
         for (u32 start = 0; start < HEAD_BYTES; start += 32) {
             u32 byte = min(start + lane_id(), HEAD_BYTES - 1);
-            u32 dim = byte / (GROUP / 2) * GROUP + byte % (GROUP / 2);
-            float lower = number(dim), upper = number(dim + GROUP / 2);
+            u32 dim = byte / (KV_GROUP / 2) * KV_GROUP + byte % (KV_GROUP / 2);
+            float lower = number(dim), upper = number(dim + KV_GROUP / 2);
             float smallest = fminf(lower, upper), greatest = fmaxf(lower, upper);
 #pragma unroll
             for (int offset = 8; offset > 0; offset >>= 1) {
@@ -63,7 +63,7 @@ struct Place {
             if (start + lane_id() >= HEAD_BYTES) break;
             strip[head_at(token) + byte] = steps.code(lower) | steps.code(upper) << 4;
             u32* scales = reinterpret_cast<u32*>(strip + scale_at(token));
-            if (byte % (GROUP / 2) == 0) scales[dim / GROUP] = steps.word;
+            if (byte % (KV_GROUP / 2) == 0) scales[dim / KV_GROUP] = steps.word;
         }
 #else
         float2 pairs[PAIRS_PER_LANE];

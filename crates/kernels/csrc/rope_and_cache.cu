@@ -155,8 +155,8 @@ struct Codes {
         }
         __syncwarp();
         float lower[8], upper[8];
-        load8(staged + share / 2 * GROUP + share % 2 * 8, lower);
-        load8(staged + share / 2 * GROUP + share % 2 * 8 + GROUP / 2, upper);
+        load8(staged + share / 2 * KV_GROUP + share % 2 * 8, lower);
+        load8(staged + share / 2 * KV_GROUP + share % 2 * 8 + KV_GROUP / 2, upper);
         float smallest = lower[0], greatest = lower[0];
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {

@@ -247,6 +247,11 @@ pub(crate) struct OfflineArgs {
     #[arg(long, default_value = "256", value_name = "TOKENS")]
     pub(crate) input_len: NonZeroUsize,
 
+    /// Tokens at the begin of all prompts that are the same; with --enable-prefix-caching they are
+    /// computed once
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    pub(crate) shared_prefix: usize,
+
     /// Tokens to generate for each prompt
     #[arg(long, default_value = "256", value_name = "TOKENS")]
     pub(crate) output_len: NonZeroUsize,

@@ -81,6 +81,7 @@ fn offline_args(args: &AsyncArgs) -> Result<OfflineArgs> {
         input_len: args.input_len,
         output_len,
         lengths: None,
+        shared_prefix: 0,
         overlap: OverlapChoice::Both,
         no_warm_up: args.no_warm_up,
         files: args.files.clone(),

@@ -96,6 +96,7 @@ impl<'a> Experiment<'a> {
         }
         let workload = OfflineWorkload {
             lengths,
+            shared_prefix: args.shared_prefix,
             sampling: vec![sampling(args)],
             grammar: constraint::grammar(args, &files)?,
             warm_up: !args.no_warm_up,
@@ -138,6 +139,7 @@ impl<'a> Experiment<'a> {
                 "num_input_tokens": self.workload.num_input_tokens(),
                 "num_output_tokens": self.workload.num_output_tokens(),
                 "lengths": self.args.lengths,
+                "shared_prefix": self.workload.shared_prefix,
                 "warm_up": self.workload.warm_up,
                 "constraint": self.args.constraint.map(|_| "json"),
                 "temperature": draws.temperature,

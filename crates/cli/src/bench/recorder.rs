@@ -31,6 +31,7 @@ pub(super) fn bench_recorder(args: &RecorderArgs) -> Result<()> {
     let num_requests = args.num_prompts.get();
     let workload = OfflineWorkload {
         lengths: vec![RequestLengths { input, output }; num_requests],
+        shared_prefix: 0,
         sampling: vec![SamplingParams { temperature: 0.0, ..SamplingParams::default() }],
         grammar: None,
         warm_up: true,
