@@ -96,9 +96,9 @@ pub(crate) fn stage_scored(
         stage_context(row, scheduler, None, inputs);
         for (target, position) in targets[row.start..row.context_len].iter().zip(row.start..) {
             inputs.sample_indices.push(to_word(inputs.sample_indices.len()));
-            let sampling =
-                SamplingRow { position: to_word(position + 1), ..told(*target, &mut inputs.bias) };
-            inputs.sampling.push(sampling);
+            let told = told(*target, &mut inputs.bias);
+            let position = to_word(position + 1);
+            inputs.sampling.push(SamplingRow { position, top_logprobs: Some(1), ..told });
         }
     }
 }

@@ -92,6 +92,34 @@ fn a_long_stream_sees_sinks_and_window_side_by_side() {
     }
 }
 
+/// What greedy sampling would have taken is told from what it would not.
+#[test]
+fn told_tokens_are_known_to_be_likeliest() {
+    let backend = exact_cpu();
+    let files = one_layer(64, "null");
+    let load = || Decoder::load(&backend, &files.config, &files.weights, 64, &mut |_| {}).unwrap();
+    let prompt = &stream()[..20];
+    let mut tokens = prompt.to_vec();
+    let decoder = load();
+    for _ in 0..8 {
+        let logits = all_logits(&backend, &decoder, &tokens, 64).unwrap();
+        let last = logits[logits.len() - 300..].iter().enumerate();
+        let greatest = last.max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+        tokens.push(u32::try_from(greatest.0).unwrap());
+    }
+    let mut engine = Engine::new(backend.clone(), load(), config(false)).unwrap();
+    let mut check = |answer: &[u32], expected: [bool; 8]| {
+        let max_tokens = Some(answer.len());
+        let spec = RequestSpec { prompt: prompt.to_vec(), max_tokens, ..RequestSpec::default() };
+        let request = engine.1.limits().validate(spec).unwrap();
+        let scores = engine.0.score(request, answer, &mut |_| {}).unwrap();
+        assert_eq!(scores.likeliest[prompt.len() - 1..], expected);
+    };
+    check(&tokens[20..], [true; 8]);
+    tokens[27] = (tokens[27] + 1) % 300;
+    check(&tokens[20..], [true, true, true, true, true, true, true, false]);
+}
+
 /// A model that looks back on 20 tokens needs room for these and a batch: ten blocks of four
 /// for 500 tokens. What it sees is what a model without a window sees of just them.
 #[test]

@@ -1,8 +1,8 @@
 // Which tokens of a prompt stay: those with the most votes, averaged over neighbours, and the last
 // ones; see `ops/cut_prompt.rs`. A block takes a key/value head.
 //
-// Votes are not negative, so that their bits are in their order: the least that stays is found digit
-// by digit, from the highest on. Of equals the first stay.
+// Votes are not negative, so that their bits are in their order: the least that stays is found
+// digit by digit, from the highest on. Of equals the first stay.
 #include "common.cuh"
 
 constexpr u32 WARPS = THREADS / 32;

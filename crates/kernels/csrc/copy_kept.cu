@@ -1,6 +1,6 @@
 // Copies the keys and values of a prompt that stay, each head's own, to blocks of their own; see
-// `ops/cut_prompt.rs`. Blocks along x take blocks of the cache, along y key/value heads; a warp takes
-// a token at a time.
+// `ops/cut_prompt.rs`. Blocks along x take blocks of the cache, along y key/value heads; a warp
+// takes a token at a time.
 #include "common.cuh"
 #include "kv_cache.cuh"
 

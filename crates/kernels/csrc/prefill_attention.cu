@@ -3,7 +3,7 @@
 //
 // A block takes a tile of query rows (token, head of the group), 16 to a warp, and goes through the
 // context in tiles of KEYS positions with a running softmax. While one tile is worked on, the next
-// is on its way. Numbers of eight or four bits become bf16 in between, all threads widening a share.
+// is on its way. Numbers of eight or four bits become bf16 in between, all threads widening some.
 //
 // Source: Dao, "FlashAttention-2", 2023, algorithm 1 and section 3.2; packed query rows as in
 // FlashAttention's and FlashInfer's grouped-query kernels.

@@ -2,9 +2,9 @@
 // `ops/cut_prompt.rs`.
 //
 // Blocks along x take turns of the context's tiles, along y key/value heads. Two launches: the
-// first (VOTES is 0) leaves each query's greatest score and denominator over what the block saw; the
-// second adds up those of all blocks and all weights of a position. All sums are f32, so that the
-// choice is that of any other device. Which block takes what depends on the context alone.
+// first (VOTES is 0) leaves each query's greatest score and denominator over what the block saw;
+// the second adds up those of all blocks and all weights of a position. All sums are f32, so that
+// the choice is that of any other device. Which block takes what depends on the context alone.
 //
 // Source: tiles of 4 x 4 sums a thread as in any product of f32, see "CUTLASS: fast linear algebra
 // in CUDA C++", NVIDIA, 2017.

@@ -14,9 +14,9 @@ Examples:
   inflight bench recall book.txt --kv-budget 512
   inflight bench recall book.txt --kv-window 512
 
-In each prompt five facts (\"The secret number of the tiger is 48213.\") lie at five depths of a \
-stretch of the text; its end asks for one of them. A fact counts as recalled if each token of the \
-answer, given those before it, is likelier than all others together.";
+In each prompt five facts (\"The secret word of the tiger is marble.\") lie at five depths of a \
+stretch of the text; its end asks for one of them. A fact counts as recalled if greedy sampling gives \
+its word.";
 
 #[derive(Args, Debug)]
 pub(crate) struct RecallArgs {

@@ -24,8 +24,14 @@ use crate::progress::TokenBar;
 use crate::resolve::{Workload, resolve_gpu_use};
 use crate::text::load_tokenizer;
 
-/// What has a number.
+/// What has a word.
 const NAMES: [&str; 5] = ["tiger", "eagle", "horse", "whale", "snake"];
+
+/// The words; texts take turns. Small models copy a word more surely than a number.
+const WORDS: [&str; 10] = [
+    "lavender", "copper", "thunder", "marble", "orchid", "falcon", "ginger", "velvet", "amber",
+    "cactus",
+];
 
 /// How far into the prompt each fact lies, in percent.
 const DEPTHS: [usize; 5] = [10, 30, 50, 70, 90];
@@ -83,17 +89,20 @@ struct Prompts<'a> {
 
 impl Prompts<'_> {
     fn questions(&self) -> Result<Vec<Question>> {
+        let full_stop = self.tokenizer.encode(".\n\n", Special::AsText)?;
         let facts = (0..NAMES.len()).map(|depth| self.fact(depth)).collect::<Result<Vec<_>>>()?;
-        let num_planted: usize =
-            facts.iter().map(|(subject, number)| subject.len() + number.len()).sum();
+        let num_planted: usize = facts
+            .iter()
+            .map(|(subject, word)| [subject, word, &full_stop].map(Vec::len).iter().sum::<usize>())
+            .sum();
         let subject_len = facts.iter().map(|(subject, _)| subject.len()).max().unwrap_or(0);
         let len = self.filler.len().saturating_sub(num_planted + subject_len);
         ensure!(len > num_planted, "--tokens: {} are too few for facts", self.filler.len());
         let (mut prompt, mut start) = (Vec::new(), 0);
-        for ((subject, number), percent) in facts.iter().zip(DEPTHS) {
+        for ((subject, word), percent) in facts.iter().zip(DEPTHS) {
             let end = len * percent / 100;
             prompt.extend(&self.filler[start..end]);
-            prompt.extend(subject.iter().chain(number));
+            prompt.extend(subject.iter().chain(word).chain(&full_stop));
             start = end;
         }
         prompt.extend(&self.filler[start..len]);
@@ -105,14 +114,14 @@ impl Prompts<'_> {
         Ok(facts.into_iter().enumerate().map(ask).collect())
     }
 
-    /// What a fact is of, and its number.
+    /// What a fact is of, and its word.
     fn fact(&self, depth: usize) -> Result<(Vec<u32>, Vec<u32>)> {
         // Names take turns, so that none is tied to a depth.
         let name = NAMES[(depth + self.text) % NAMES.len()];
-        let number = 10_000 + (self.text * NAMES.len() + depth + 1) * 7_919 % 90_000;
+        let word = WORDS[(self.text * NAMES.len() + depth) % WORDS.len()];
         let encode = |text: &str| self.tokenizer.encode(text, Special::AsText);
-        let subject = encode(&format!("\n\nThe secret number of the {name} is"))?;
-        Ok((subject, encode(&format!(" {number}.\n\n"))?))
+        let subject = encode(&format!("\n\nThe secret word of the {name} is"))?;
+        Ok((subject, encode(&format!(" {word}"))?))
     }
 }
 
@@ -123,10 +132,19 @@ struct Ask<'a> {
 
 /// What asking gave.
 struct Recalled {
-    /// Of each question: its depth and the log-probabilities of its answer's tokens.
-    answers: Vec<(usize, Vec<f32>)>,
+    answers: Vec<Answer>,
     /// Most tokens' places in use.
     num_places: usize,
+}
+
+/// One question's.
+struct Answer {
+    /// Which of [`DEPTHS`] the fact lies at.
+    depth: usize,
+    /// Whether greedy sampling would have given it.
+    is_given: bool,
+    /// Of its tokens.
+    logprobs: Vec<f32>,
 }
 
 impl UseEngine for Ask<'_> {
@@ -145,8 +163,12 @@ impl UseEngine for Ask<'_> {
             let scores =
                 engine.score(request, answer, &mut |done| bar.show((before + done) as u64))?;
             before += prompt.len() + answer.len() - 1;
-            let answer = scores.logprobs[prompt.len() - 1..].to_vec();
-            recalled.answers.push((*depth, answer));
+            let told = prompt.len() - 1..;
+            recalled.answers.push(Answer {
+                depth: *depth,
+                is_given: scores.likeliest[told.clone()].iter().all(|likeliest| *likeliest),
+                logprobs: scores.logprobs[told].to_vec(),
+            });
             let num_places = scores.num_blocks_last * config.block_size;
             recalled.num_places = recalled.num_places.max(num_places);
         }
@@ -165,12 +187,11 @@ struct Tally {
 }
 
 impl Tally {
-    fn of<'a>(answers: impl Iterator<Item = &'a Vec<f32>>) -> Self {
+    fn of<'a>(answers: impl Iterator<Item = &'a Answer>) -> Self {
         let (mut num_asked, mut num_recalled, mut sum, mut num_tokens) = (0, 0, 0.0, 0);
-        for logprobs in answers {
+        for Answer { is_given, logprobs, .. } in answers {
             num_asked += 1;
-            let is_likely = |logprob: &f32| logprob.exp() > 0.5;
-            num_recalled += usize::from(logprobs.iter().all(is_likely));
+            num_recalled += usize::from(*is_given);
             sum += logprobs.iter().map(|logprob| f64::from(*logprob)).sum::<f64>();
             num_tokens += logprobs.len();
         }
@@ -182,13 +203,13 @@ impl Tally {
 impl Recalled {
     fn at_depths(&self) -> impl Iterator<Item = (usize, Tally)> {
         DEPTHS.into_iter().enumerate().map(|(depth, percent)| {
-            let here = self.answers.iter().filter(move |(at, _)| *at == depth);
-            (percent, Tally::of(here.map(|(_, logprobs)| logprobs)))
+            let here = self.answers.iter().filter(|answer| answer.depth == depth);
+            (percent, Tally::of(here))
         })
     }
 
     fn all(&self) -> Tally {
-        Tally::of(self.answers.iter().map(|(_, logprobs)| logprobs))
+        Tally::of(self.answers.iter())
     }
 }
 
@@ -244,11 +265,15 @@ fn sheet(recalled: &Recalled, name: &str, args: &RecallArgs) -> Sheet {
 
 #[cfg(test)]
 mod tests {
-    use super::Tally;
+    use super::{Answer, Tally};
 
     #[test]
-    fn an_answer_counts_if_all_its_tokens_are_likely() {
-        let answers = [vec![0.6f32.ln(), 0.9f32.ln()], vec![0.9f32.ln(), 0.4f32.ln()]];
+    fn likelihoods_are_geometric_means() {
+        let answers = [(true, [0.6f32, 0.9]), (false, [0.9, 0.4])];
+        let answers = answers.map(|(is_given, likelihoods)| {
+            let logprobs = likelihoods.map(f32::ln).to_vec();
+            Answer { depth: 0, is_given, logprobs }
+        });
         let Tally { num_asked, num_recalled, probability } = Tally::of(answers.iter());
         assert_eq!((num_asked, num_recalled), (2, 1));
         assert!((probability - (0.6f64 * 0.9 * 0.9 * 0.4).powf(0.25)).abs() < 1e-6);

@@ -1,7 +1,7 @@
 //! What the model thinks of a given text: the same steps, whose tokens are told instead of drawn.
 
 use inflight_backend::{Backend, SamplingRow};
-use inflight_scheduler::{Batch, SequenceId, SequenceSpec};
+use inflight_scheduler::{Batch, Row, SequenceId, SequenceSpec};
 
 use super::{Draw, Engine};
 use crate::{EngineError, ValidRequest, probes::Probing, staging};
@@ -14,6 +14,8 @@ const TOLD: f32 = 1e30;
 pub struct Scores {
     /// `[num_tokens]`: log-probability of every token after the prompt's first.
     pub logprobs: Vec<f32>,
+    /// `[num_tokens]`: whether it is the token that greedy sampling takes.
+    pub likeliest: Vec<bool>,
     /// Most blocks that were in use.
     pub num_blocks: usize,
     /// Blocks that were in use for the last token.
@@ -72,7 +74,7 @@ impl<B: Backend> Engine<B> {
         let draw = Draw {
             step,
             is_unusual: false,
-            num_output_words: self.outputs.num_token_words(),
+            num_output_words: self.outputs.num_words(),
             probing: Probing::default(),
         };
         self.enqueue_forward(id, step, batch)?;
@@ -83,9 +85,13 @@ impl<B: Backend> Engine<B> {
         self.backend.synchronize(&self.io.get(id).d2h.done)?;
         self.scheduler.collect(batch);
         let at = self.outputs;
+        let row_targets = |row: &Row| targets[row.start..row.context_len].iter().copied();
+        let told: Vec<u32> = batch.rows.iter().flat_map(row_targets).collect();
         self.backend.read_host(&self.io.get(id).host_outputs, |words| {
             let logprob = |row| f32::from_bits(words[at.logprob(row)]);
             scores.logprobs.extend((0..step.num_sampled).map(logprob));
+            let top = |row| words[at.top_ids(row).start];
+            scores.likeliest.extend(told.iter().enumerate().map(|(row, told)| top(row) == *told));
         });
         for row in batch.sampled_rows() {
             self.scheduler.commit(row.id, targets[row.context_len - 1]);
