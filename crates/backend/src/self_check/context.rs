@@ -117,7 +117,12 @@ fn check_attention<B: Backend>(
             let tolerance = if heads.spread > 1.0 { 3e-2 } else { BF16_TOLERANCE };
             pair.compare(name, &out, &expected, tolerance);
             if kind.starts_with("decode") {
-                let Twice { at_once, later } = product_of_attention(&pair.device, heads, &step)?;
+                let twice = match product_of_attention(&pair.device, heads, &step) {
+                    // Batch-invariant devices have no such products.
+                    Err(BackendError::Unsupported(_)) => continue,
+                    twice => twice?,
+                };
+                let Twice { at_once, later } = twice;
                 let name = format!("product, weights in fp8: behind attention {kind} or later");
                 pair.compare(format!("{name}, {}", heads.name()), &at_once, &later, 0.0);
             }

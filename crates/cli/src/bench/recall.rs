@@ -163,7 +163,8 @@ impl UseEngine for Ask<'_> {
             let scores =
                 engine.score(request, answer, &mut |done| bar.show((before + done) as u64))?;
             before += prompt.len() + answer.len() - 1;
-            let told = prompt.len() - 1..;
+            // Of what is found in the KV cache there are no scores.
+            let told = scores.logprobs.len() - answer.len()..;
             recalled.answers.push(Answer {
                 depth: *depth,
                 is_given: scores.likeliest[told.clone()].iter().all(|likeliest| *likeliest),

@@ -12,7 +12,8 @@ const TOLD: f32 = 1e30;
 /// What scoring a text has found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// `[num_tokens]`: log-probability of every token after the prompt's first.
+    /// `[num_tokens]`: log-probability of every token after the prompt's first, or after what was
+    /// found in the KV cache.
     pub logprobs: Vec<f32>,
     /// `[num_tokens]`: whether it is the token that greedy sampling takes.
     pub likeliest: Vec<bool>,
