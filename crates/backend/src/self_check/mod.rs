@@ -1,8 +1,8 @@
 //! Does a device compute what it should? Every operator on random inputs, against the CPU in f32.
 //!
 //! [`rig`]: a device with what moving values takes. [`kv_words`]: KV caches on the host. [`steps`]:
-//! random batches. [`dense`], [`fp8`], [`context`], [`cuts`], [`sampling`], [`moves`]: the operators,
-//! each one function for every device.
+//! random batches. [`dense`], [`fp8`], [`context`], [`cuts`], [`sampling`], [`moves`]: the
+//! operators, each one function for every device.
 //!
 //! Invariant: what a device is judged by was computed by the CPU backend, never by itself.
 

@@ -15,8 +15,8 @@ Examples:
   inflight bench recall book.txt --kv-window 512
 
 In each prompt five facts (\"The secret word of the tiger is marble.\") lie at five depths of a \
-stretch of the text; its end asks for one of them. A fact counts as recalled if greedy sampling gives \
-its word.";
+stretch of the text; its end asks for one of them. A fact counts as recalled if greedy sampling \
+gives its word.";
 
 #[derive(Args, Debug)]
 pub(crate) struct RecallArgs {

@@ -4,8 +4,8 @@
 //! (the same with overlap on and off), [`batching`] (what batching gains), [`chats`] (chats that
 //! come back), [`text`] (how well a model predicts one), [`recall`] (what it finds again in a long
 //! prompt), [`kernels`] (every operator alone), [`recorder`] (what recording costs), [`serve`] (any
-//! server under load), [`compare`] (two files of figures), [`constraint`] (a grammar to hold outputs
-//! to), [`outputs`] (where figures go), [`run_plots`], [`batching_plots`].
+//! server under load), [`compare`] (two files of figures), [`constraint`] (a grammar to hold
+//! outputs to), [`outputs`] (where figures go), [`run_plots`], [`batching_plots`].
 
 mod asynchrony;
 mod batching;

@@ -184,7 +184,7 @@ struct Tally {
     num_asked: usize,
     num_recalled: usize,
     /// Geometric mean over tokens.
-    probability: f64,
+    likelihood: f64,
 }
 
 impl Tally {
@@ -196,8 +196,8 @@ impl Tally {
             sum += logprobs.iter().map(|logprob| f64::from(*logprob)).sum::<f64>();
             num_tokens += logprobs.len();
         }
-        let probability = (sum / num_tokens.max(1) as f64).exp();
-        Self { num_asked, num_recalled, probability }
+        let likelihood = (sum / num_tokens.max(1) as f64).exp();
+        Self { num_asked, num_recalled, likelihood }
     }
 }
 
@@ -217,8 +217,8 @@ impl Recalled {
 fn print(recalled: &Recalled) {
     println!("  depth  recalled  likelihood of a token");
     let line = |label: String, tally: Tally| {
-        let Tally { num_asked, num_recalled, probability } = tally;
-        println!("{label:>7}  {:>8}  {probability:21.3}", format!("{num_recalled}/{num_asked}"));
+        let Tally { num_asked, num_recalled, likelihood } = tally;
+        println!("{label:>7}  {:>8}  {likelihood:21.3}", format!("{num_recalled}/{num_asked}"));
     };
     for (percent, tally) in recalled.at_depths() {
         line(format!("{percent} %"), tally);
@@ -228,7 +228,13 @@ fn print(recalled: &Recalled) {
 }
 
 fn as_json(recalled: &Recalled, name: &str, args: &RecallArgs) -> Value {
-    let tally = |Tally { num_asked, num_recalled, probability }: Tally| json!({ "asked": num_asked, "recalled": num_recalled, "probability": probability });
+    let tally = |tally: Tally| {
+        json!({
+            "asked": tally.num_asked,
+            "recalled": tally.num_recalled,
+            "likelihood": tally.likelihood,
+        })
+    };
     let at = |(percent, counts)| json!({ "depth_percent": percent, "facts": tally(counts) });
     json!({
         "bench": "recall",
@@ -275,8 +281,8 @@ mod tests {
             let logprobs = likelihoods.map(f32::ln).to_vec();
             Answer { depth: 0, is_given, logprobs }
         });
-        let Tally { num_asked, num_recalled, probability } = Tally::of(answers.iter());
+        let Tally { num_asked, num_recalled, likelihood } = Tally::of(answers.iter());
         assert_eq!((num_asked, num_recalled), (2, 1));
-        assert!((probability - (0.6f64 * 0.9 * 0.9 * 0.4).powf(0.25)).abs() < 1e-6);
+        assert!((likelihood - (0.6f64 * 0.9 * 0.9 * 0.4).powf(0.25)).abs() < 1e-6);
     }
 }
