@@ -106,14 +106,14 @@ impl Scheduler {
         costs.fetch_is_faster(num_blocks, steps, num_blocks * self.config.block_size)
     }
 
-    /// Most blocks that the next batch moves from the host: what takes nine tenths of a step, as
+    /// Most blocks that the next batch moves from the host: what takes a step and a seventh, as
     /// both were measured, so that the inputs of the batch behind it are not late.
     pub(crate) fn most_moved_in(&self) -> usize {
         let least = self.config.memory.max_moved_blocks.max(1);
         let (Some(costs), Some(step_s)) = (self.costs, self.control.mean_step_s()) else {
             return least;
         };
-        let hidden = 0.9 * step_s * 1e9 / costs.swap_in_ns.max(1) as f64;
+        let hidden = 1.15 * step_s * 1e9 / costs.swap_in_ns.max(1) as f64;
         (hidden as usize).clamp(least, MOST_HIDDEN * least)
     }
 }
