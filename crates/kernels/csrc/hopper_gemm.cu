@@ -19,6 +19,9 @@
 // its own sums, and the kernel behind, which reads them anyway, adds them up: if blocks waited for
 // each other here, memory would be idle for 3 of 13 us.
 //
+// TILES: as many blocks as multiprocessors take tiles in turn, without parts: of so many rows that
+// this loses little. What the next tile needs is on its way while a tile's sums are written.
+//
 // One thread has everything copied by the tensor memory accelerator. The weights are nobody's
 // result: as many as fill the ring are asked for before earlier kernels have ended.
 //
@@ -81,12 +84,24 @@ struct Ring : RingPlace<STAGES> {
 
 // ---- copying ----
 
+// The tiles of this block.
+struct Tiles {
+    u32 tile = blockIdx.x;
+    u32 end;
+
+    DEVICE explicit Tiles(const Params& p)
+        : end(TILES ? ceil_div(p.rows / HALVES, OUT_ROWS) : blockIdx.x + 1) {}
+
+    DEVICE bool done() const { return tile >= end; }
+    DEVICE void advance() { tile += gridDim.x; }
+};
+
 // Weights are read once, x by every block.
-DEVICE void copy_weights(const Params& p, const Ring& ring, u32 block, u32 stage) {
+DEVICE void copy_weights(const Params& p, const Ring& ring, u32 tile, u32 block, u32 stage) {
     barrier_arrive_and_expect(ring.full(stage), STAGE_BYTES + SCALES_BYTES);
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) {
-        u32 row = half * (p.rows / 2) + blockIdx.x * OUT_ROWS;
+        u32 row = half * (p.rows / 2) + tile * OUT_ROWS;
         copy_box_hinted(ring.at(stage) + half * OUT_ROWS * ROW_BYTES, p.weight, block * 64, row,
                         ring.full(stage), EVICT_FIRST);
     }
@@ -103,14 +118,21 @@ DEVICE void copy_x(const Params& p, const Ring& ring, u32 block, u32 stage) {
 }
 
 DEVICE void copy_all(const Params& p, Ring ring, u32 begin, u32 end) {
+    Tiles tiles(p);
     u32 filled = min(begin + STAGES, end);
-    for (u32 block = begin; block < filled; block++) copy_weights(p, ring, block, block - begin);
+    for (u32 block = begin; block < filled; block++) {
+        copy_weights(p, ring, tiles.tile, block, block - begin);
+    }
     wait_only();
     for (u32 block = begin; block < filled; block++) copy_x(p, ring, block, block - begin);
-    for (u32 block = filled; block < end; block++, ring.advance()) {
-        barrier_wait(ring.empty(ring.stage), ring.parity);
-        copy_weights(p, ring, block, ring.stage);
-        copy_x(p, ring, block, ring.stage);
+    // Stages that were never filled are free: their phase before the first counts as ended.
+    if (TILES && filled - begin < STAGES) ring.stage = filled - begin, ring.parity = 1;
+    for (u32 block = filled; !tiles.done(); tiles.advance(), block = begin) {
+        for (; block < end; block++, ring.advance()) {
+            barrier_wait(ring.empty(ring.stage), ring.parity);
+            copy_weights(p, ring, tiles.tile, block, ring.stage);
+            copy_x(p, ring, block, ring.stage);
+        }
     }
 }
 
@@ -127,16 +149,16 @@ struct RowScales {
     float upper;
     float lower;
 
-    DEVICE RowScales(const Params& p, const float* scales) {
+    DEVICE RowScales(const Params& p, u32 tile, const float* scales) {
         u32 row = warp_id() % 4 * 16 + lane_id() / 4;
-        upper = scales[weight_row(p, row)];
-        lower = scales[weight_row(p, row + 8)];
+        upper = scales[weight_row(p, tile, row)];
+        lower = scales[weight_row(p, tile, row + 8)];
     }
 
     // Row of all weights that row `row` of this warpgroup's is.
-    static DEVICE u32 weight_row(const Params& p, u32 row) {
+    static DEVICE u32 weight_row(const Params& p, u32 tile, u32 row) {
         u32 in_tile = warp_id() / 4 * GROUP_ROWS + min(row, GROUP_ROWS - 1);
-        u32 first = in_tile / OUT_ROWS * (p.rows / 2) + blockIdx.x * OUT_ROWS;
+        u32 first = in_tile / OUT_ROWS * (p.rows / 2) + tile * OUT_ROWS;
         return min(first + in_tile % OUT_ROWS, p.rows - 1);
     }
 };
@@ -177,13 +199,13 @@ DEVICE void add_scaled(Sums& sums, const Part& part, u32 scales, RowScales rows)
     }
 }
 
-DEVICE void multiply_all(const Params& p, Sums& sums, Ring ring, u32 begin, u32 end) {
-    RowScales rows(p, p.scales + (BLOCKS ? u64(begin) * p.rows : 0));
+DEVICE void multiply_all(const Params& p, Sums& sums, Ring& ring, u32 tile, u32 begin, u32 end) {
+    RowScales rows(p, tile, p.scales + (BLOCKS ? u64(begin) * p.rows : 0));
     Part part = {};
     pin(part);
     for (u32 block = begin; block < end; block++, ring.advance()) {
 #if BLOCKS
-        if (block > begin) rows = RowScales(p, p.scales + u64(block) * p.rows);
+        if (block > begin) rows = RowScales(p, tile, p.scales + u64(block) * p.rows);
 #endif
         barrier_wait(ring.full(ring.stage), ring.parity);
         multiply_stage(part, ring.at(ring.stage));
@@ -211,7 +233,7 @@ DEVICE void multiply_stage(Sums& sums, u32 stage) {
     products_commit();
 }
 
-DEVICE void multiply_all(const Params&, Sums& sums, Ring ring, u32 begin, u32 end) {
+DEVICE void multiply_all(const Params&, Sums& sums, Ring& ring, u32, u32 begin, u32 end) {
     u32 done = 0;
     for (u32 block = begin; block < end; block++, ring.advance()) {
         barrier_wait(ring.full(ring.stage), ring.parity);
@@ -260,12 +282,12 @@ DEVICE void write4(const Params& p, u32 m, u32 n, const float* sums) {
 
 // CHUNK rows of x at a time, by way of shared memory so that neighbours of a row of the output are
 // written together.
-DEVICE void write_tile(const Params& p, const Sums& sums, float* shared) {
+DEVICE void write_tile(const Params& p, u32 tile, const Sums& sums, float* shared) {
     u32 lane = lane_id(), row = warp_id() % 4 * 16 + lane / 4;
     float* to = shared + lane % 4 * 2 * PITCH + warp_id() / 4 * GROUP_ROWS + row;
 #pragma unroll
     for (u32 chunk = 0; chunk < M; chunk += CHUNK) {
-        if (chunk > 0) meet(1, THREADS); // What was there has been written.
+        if (TILES || chunk > 0) meet(1, THREADS); // What was there has been written.
 #pragma unroll
         for (u32 i = 0; i < CHUNK; i += 8) {
             const float(&from)[4] = sums[(chunk + i) / 8];
@@ -279,7 +301,7 @@ DEVICE void write_tile(const Params& p, const Sums& sums, float* shared) {
 #pragma unroll 2
         for (u32 i = threadIdx.x; i < CHUNK * VECTORS; i += THREADS) {
             u32 m = i / VECTORS, n = i % VECTORS * 4;
-            write4(p, chunk + m, blockIdx.x * OUT_ROWS + n, shared + m * PITCH + n);
+            write4(p, chunk + m, tile * OUT_ROWS + n, shared + m * PITCH + n);
         }
     }
 }
@@ -303,9 +325,12 @@ KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ 
         if (lane_id() == 0) copy_all(p, ring, begin, end);
         return;
     }
-    Sums sums = {};
-    pin(sums); // Set here, not among the products, which would have to wait for each other then.
-    multiply_all(p, sums, ring, begin, end);
-    wait_only();
-    write_tile(p, sums, reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES));
+    float* shared = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
+    for (Tiles tiles(p); !tiles.done(); tiles.advance()) {
+        Sums sums = {};
+        pin(sums); // Set here, not among the products, which would have to wait for each other then.
+        multiply_all(p, sums, ring, tiles.tile, begin, end);
+        if (tiles.tile == blockIdx.x) wait_only();
+        write_tile(p, tiles.tile, sums, shared);
+    }
 }

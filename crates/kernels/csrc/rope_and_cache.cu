@@ -28,6 +28,8 @@ struct Params {
     u32 rotary_dim; // A multiple of 16.
     float eps;
     u32 num_parts;
+    u32 is_settled; // `positions` and `slot_mapping` were written before the kernel in front began.
+    u32 reserved;
 };
 
 constexpr u32 LANES_USED = HEAD_DIM / 16;
@@ -41,6 +43,17 @@ template <typename Combine> DEVICE float over_head(float x, Combine combine) {
     }
     return x;
 }
+
+// This lane's cosines and sines of a position.
+struct Turn {
+    float cos[8], sin[8];
+
+    DEVICE void load(const Params& p, u32 position, u32 lane) {
+        const float* table = p.rotary_table + u64(position) * p.rotary_dim + 8 * lane;
+        load8(table, cos);
+        load8(table + p.rotary_dim / 2, sin);
+    }
+};
 
 // One lane's part of a head.
 struct Runs {
@@ -94,17 +107,13 @@ struct Runs {
         }
     }
 
-    // `cosines` and, behind them, sines: this lane's eight.
-    DEVICE void rotate(const float* cosines, u32 half) {
-        float cos[8], sin[8];
-        load8(cosines, cos);
-        load8(cosines + half, sin);
+    DEVICE void rotate(const Turn& turn) {
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
             float& first = INTERLEAVED ? x[j / 4][j % 4 * 2] : x[0][j];
             float& second = INTERLEAVED ? x[j / 4][j % 4 * 2 + 1] : x[1][j];
-            float turned = first * cos[j] - second * sin[j];
-            second = second * cos[j] + first * sin[j];
+            float turned = first * turn.cos[j] - second * turn.sin[j];
+            second = second * turn.cos[j] + first * turn.sin[j];
             first = turned;
         }
     }
@@ -184,15 +193,23 @@ struct Codes {
 #endif
 
 KERNEL void __launch_bounds__(THREADS) rope_and_cache(const Params p) {
-    // Not before: what comes next may read, before it waits, what was written before this began.
-    wait_only();
-    let_next_begin();
     u32 token = blockIdx.x, lane = threadIdx.x % LANES;
     u32 i = (blockIdx.y * THREADS + threadIdx.x) / LANES;
     u32 num_rotated = p.num_heads + p.num_kv_heads;
     bool is_real = i < num_rotated + p.num_kv_heads && lane < LANES_USED;
     bool is_rotated = is_real && i < num_rotated;
-    u32 position = p.positions[token], slot = p.slot_mapping[token];
+    bool turns = is_rotated && 16 * lane < p.rotary_dim;
+    u32 slot = NONE;
+    Turn turn;
+    auto look_up = [&] {
+        slot = p.slot_mapping[token];
+        if (turns) turn.load(p, p.positions[token], lane);
+    };
+    if (p.is_settled) look_up();
+    // Not before: what comes next may read, before it waits, what was written before this began.
+    wait_only();
+    let_next_begin();
+    if (!p.is_settled) look_up();
 
     Runs runs(lane, p.rotary_dim);
     if (is_real) runs.load(p, token, i);
@@ -200,9 +217,7 @@ KERNEL void __launch_bounds__(THREADS) rope_and_cache(const Params p) {
     const float* norm = i < p.num_heads ? p.q_norm : p.k_norm;
     runs.normalise(is_rotated ? norm : nullptr, p.eps);
 #endif
-    if (is_rotated && 16 * lane < p.rotary_dim) {
-        runs.rotate(p.rotary_table + u64(position) * p.rotary_dim + 8 * lane, p.rotary_dim / 2);
-    }
+    if (turns) runs.rotate(turn);
 #if KV == KV_INT4
     __shared__ __align__(16) float staged[THREADS / LANES][HEAD_DIM];
     Codes codes(runs, lane, staged[threadIdx.x / LANES]);

@@ -167,6 +167,11 @@ DEVICE float logit_of(u64 key) {
 
 DEVICE float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
+DEVICE float4 nothing4() {
+    float nan = not_a_number();
+    return make_float4(nan, nan, nan, nan);
+}
+
 DEVICE float4 read4(const float* row, u32 i, u32 n) {
     if (n % 4 == 0) return *reinterpret_cast<const float4*>(row + i);
     float4 x;
@@ -192,20 +197,33 @@ template <typename Each> DEVICE void scan(const float* row, u32 n, Each each) {
     }
 }
 
-// Key of the greatest logit; 0 if all are NaN.
+// Key of the greatest logit; 0 if all are NaN. This is all that a greedy row needs, so many reads
+// are under way at once: a block alone must fetch a row as fast as it can.
 __device__ __noinline__ u64 greatest_key(const float* row, u32 n) {
+    constexpr u32 AT_ONCE = 6, STRIDE = 4 * THREADS;
     float best = -INFINITE;
     u32 id = NONE;
-    scan(row, n, [&](u32 i, const float (&x)[4]) {
+#pragma unroll 1
+    for (u32 first = threadIdx.x * 4; first < n; first += AT_ONCE * STRIDE) {
+        float4 vectors[AT_ONCE];
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            // A thread meets its tokens in order of ids.
-            if (x[j] > best || (id == NONE && x[j] == best)) {
-                best = x[j];
-                id = i + j;
+        for (u32 k = 0; k < AT_ONCE; k++) {
+            u32 i = first + k * STRIDE;
+            vectors[k] = i < n ? read4(row, i, n) : nothing4();
+        }
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; k++) {
+            float x[4] = {vectors[k].x, vectors[k].y, vectors[k].z, vectors[k].w};
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                // A thread meets its tokens in order of ids.
+                if (x[j] > best || (id == NONE && x[j] == best)) {
+                    best = x[j];
+                    id = first + k * STRIDE + j;
+                }
             }
         }
-    });
+    }
     return block_max(id == NONE ? 0 : key_of(best, id));
 }
 

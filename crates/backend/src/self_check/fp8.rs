@@ -30,12 +30,14 @@ struct Case {
     cols: usize,
     bias: bool,
     accumulate: bool,
+    /// The output is f32 although nothing is added to it, as logits are.
+    logits: bool,
 }
 
 impl Case {
     fn name(&self) -> String {
         let Self { scales, num_rows, parts, cols, .. } = self;
-        let marks = [(self.bias, "+bias"), (self.accumulate, "+add")];
+        let marks = [(self.bias, "+bias"), (self.accumulate, "+add"), (self.logits, " of logits")];
         let marks: String = marks.iter().filter(|(set, _)| *set).map(|(_, mark)| *mark).collect();
         let rows: usize = parts.iter().sum();
         format!("matmul {num_rows}x{rows}x{cols}{marks}, weights in fp8: {scales:?}")
@@ -43,7 +45,7 @@ impl Case {
 
     /// Whether the output is f32, as where it is added to.
     fn f32_out(&self) -> bool {
-        self.accumulate
+        self.accumulate || self.logits
     }
 }
 
@@ -160,8 +162,8 @@ fn cases() -> Vec<Case> {
     for scales in [Scales::Rows, Scales::Blocks] {
         for num_rows in [1, 3, 8, 16, 33, 130] {
             for (bias, accumulate) in [(false, false), (true, false), (false, true), (true, true)] {
-                let parts: &[usize] = &[384, 128, 128];
-                cases.push(Case { scales, num_rows, parts, cols: 576, bias, accumulate });
+                let (parts, cols, logits): (&[usize], _, _) = (&[384, 128, 128], 576, false);
+                cases.push(Case { scales, num_rows, parts, cols, bias, accumulate, logits });
             }
         }
     }
@@ -169,7 +171,15 @@ fn cases() -> Vec<Case> {
         for (num_rows, parts, cols) in
             [(2, &[1000, 72][..], 72), (5, &[264], 4096), (40, &[264], 1000), (64, &[136], 200)]
         {
-            cases.push(Case { scales, num_rows, parts, cols, bias: false, accumulate: false });
+            let (bias, accumulate, logits) = (false, false, false);
+            cases.push(Case { scales, num_rows, parts, cols, bias, accumulate, logits });
+        }
+        // More tiles than a GPU has multiprocessors, and fewer columns than fit its memory.
+        for (num_rows, parts, cols) in
+            [(1, &[70_008][..], 72), (8, &[70_008], 520), (40, &[1000], 1300)]
+        {
+            let (bias, accumulate, logits) = (false, false, true);
+            cases.push(Case { scales, num_rows, parts, cols, bias, accumulate, logits });
         }
     }
     cases

@@ -141,11 +141,13 @@ fn hopper_gemms(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         (6144, HopperOp::Parts),
         (28672, HopperOp::Silu),
         (24576, HopperOp::Silu),
+        (128_256, HopperOp::Sums),
     ] {
         for weights in [HopperWeights::Bf16, HopperWeights::Fp8, HopperWeights::Fp8Blocks] {
             for num_rows in [8, 16, 32, 64] {
                 let shape = HopperShape { num_rows, rows, cols: 4096, weights };
-                if num_rows <= 32 || weights != HopperWeights::Fp8Blocks {
+                let rows_fit = num_rows <= 32 || weights != HopperWeights::Fp8Blocks;
+                if rows_fit && (op != HopperOp::Sums || weights != HopperWeights::Bf16) {
                     specs.push(HopperGemm::new(gpu, shape, op)?.spec());
                 }
             }

@@ -15,6 +15,8 @@ pub struct HopperGemm {
     weights: HopperWeights,
     tiling: Tiling,
     stages: u32,
+    /// Blocks of a launch, where they take tiles in turn.
+    num_sms: u32,
     leaves_codes: bool,
 }
 
@@ -38,6 +40,8 @@ pub enum HopperOp {
     /// They are written as [`HopperGemm::num_parts`] parts, in f32: what runs next adds them up,
     /// as [`AddNorm`](super::add_norm::AddNorm) does.
     Parts,
+    /// They are written, in f32. Of weights in fp8.
+    Sums,
 }
 
 /// A product's sides, for [`HopperGemm::new`].
@@ -102,8 +106,8 @@ impl HopperGemm {
     /// The kernel for products of this shape.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] on a GPU other than Hopper, and unless `num_rows` is 1 to 64,
-    /// with scales of blocks 32.
+    /// [`KernelError::Unsupported`] on a GPU other than Hopper, unless `num_rows` is 1 to 64, with
+    /// scales of blocks 32, and for sums of weights in bf16.
     pub fn new(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Result<Self, KernelError> {
         let unsupported = |reason| KernelError::Unsupported { kernel: "hopper_gemm", reason };
         if gpu.arch != Arch::SM_90A {
@@ -114,13 +118,18 @@ impl HopperGemm {
             let reason = format!("{} rows: it takes 1 to {most}", shape.num_rows);
             return Err(unsupported(reason));
         }
+        if op == HopperOp::Sums && shape.weights == HopperWeights::Bf16 {
+            return Err(unsupported("sums of weights in bf16".to_owned()));
+        }
         let padded_rows = Self::padded_rows(shape.num_rows);
         let (tiling, weights) = (Tiling::best(gpu, shape, op), shape.weights);
         let leaves_codes = op == HopperOp::Silu
             && weights != HopperWeights::Bf16
             && tiling.out_rows(op) == Fp8Split::COLS
             && shape.rows.is_multiple_of(2 * Fp8Split::COLS);
-        let mut kernel = Self { padded_rows, op, weights, tiling, stages: 0, leaves_codes };
+        let num_sms = gpu.num_sms;
+        let mut kernel =
+            Self { padded_rows, op, weights, tiling, stages: 0, num_sms, leaves_codes };
         let room = gpu.smem_per_block - kernel.fixed_smem();
         kernel.stages = (room / kernel.smem_of_stage()).min(Self::MAX_STAGES);
         Ok(kernel)
@@ -213,10 +222,11 @@ impl Tiling {
         let blocks_of_columns = shape.cols.div_ceil(shape.weights.tile_cols());
         let groups: &[u32] = match op {
             HopperOp::Silu => &[4, 2],
+            HopperOp::Sums => &[4],
             HopperOp::Parts if shape.has_codes_and_few_rows() => &[4, 3, 2],
             HopperOp::Parts => &[3, 2],
         };
-        let most_parts = if op == HopperOp::Silu { 1 } else { HopperGemm::MAX_PARTS };
+        let most_parts = if op == HopperOp::Parts { HopperGemm::MAX_PARTS } else { 1 };
         let parts = 1..=most_parts.min(blocks_of_columns.max(1));
         let all = groups.iter().flat_map(|groups| [64, 56, 48].map(|rows| (*groups, rows)));
         let all = all.flat_map(|(groups, group_rows)| {
@@ -256,7 +266,7 @@ impl Tiling {
     const fn out_rows(&self, op: HopperOp) -> u32 {
         match op {
             HopperOp::Silu => self.groups * self.group_rows / 2,
-            HopperOp::Parts => self.groups * self.group_rows,
+            HopperOp::Parts | HopperOp::Sums => self.groups * self.group_rows,
         }
     }
 
@@ -280,6 +290,7 @@ impl Kernel for HopperGemm {
                 ("GROUP_ROWS", self.tiling.group_rows),
                 ("STAGES", self.stages),
                 ("SILU", u32::from(self.op == HopperOp::Silu)),
+                ("TILES", u32::from(self.op == HopperOp::Sums)),
                 ("FP8", u32::from(self.weights != HopperWeights::Bf16)),
                 ("BLOCKS", u32::from(self.weights == HopperWeights::Fp8Blocks)),
                 ("SPLIT", u32::from(self.leaves_codes)),
@@ -291,7 +302,10 @@ impl Kernel for HopperGemm {
     }
 
     fn launch(&self, params: &HopperGemmParams) -> Launch {
-        let tiles = self.tiling.num_tiles(params.rows, self.op);
+        let mut tiles = self.tiling.num_tiles(params.rows, self.op);
+        if self.op == HopperOp::Sums {
+            tiles = tiles.min(self.num_sms);
+        }
         let threads = 128 * self.tiling.groups + 32;
         Launch { grid: [tiles, self.tiling.num_parts, 1], block: [threads, 1, 1] }
     }

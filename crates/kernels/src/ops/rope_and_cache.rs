@@ -46,6 +46,11 @@ pub struct RopeAndCacheParams {
     pub rotary_dim: u32,
     pub eps: f32,
     pub num_parts: u32,
+    /// 1 if a rotation of this step was enqueued before: `positions` and `slot_mapping` are then
+    /// read before the kernel in front has ended.
+    pub is_settled: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// How pairs of a head's elements are turned.
@@ -111,7 +116,7 @@ impl Kernel for RopeAndCache {
             dynamic_smem: 0,
             params_bytes: size_of::<RopeAndCacheParams>(),
             budget: Budget {
-                registers: 64,
+                registers: 80,
                 // Where lanes trade numbers.
                 static_smem: match self.cache.numbers {
                     KvNumbers::Int4 => Self::THREADS / self.lanes() * self.cache.head_dim * 4,

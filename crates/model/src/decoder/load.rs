@@ -53,6 +53,7 @@ impl<B: Backend> Decoder<B> {
         let norm = loader.global(GlobalTensor::Norm)?;
         let host_norm = norm.to_f32();
         let norm = backend.load_vector(&[norm])?;
+        let output = loader.rounded(output);
         let output = Linear { weight: backend.load_matrix(&[output])?, bias: None };
         let rotary_table = backend.load_vector(&[rotary_table(&config.rope, max_model_len)])?;
         advance();
@@ -110,16 +111,22 @@ impl<B: Backend> Loader<'_, B> {
             };
             parts.iter().map(one).collect::<Result<Vec<HostTensor>, _>>()
         };
-        let mut weight = tensors("weight")?;
-        if self.config.fp8_weights == Some(Fp8Weights::AtLoad) {
-            weight = weight.into_iter().map(HostTensor::rounded_to_fp8).collect();
-        }
+        let weight: Vec<_> =
+            tensors("weight")?.into_iter().map(|matrix| self.rounded(matrix)).collect();
         let weight = self.backend.load_matrix(&weight)?;
         let bias = match with_bias {
             true => Some(self.backend.load_vector(&tensors("bias")?)?),
             false => None,
         };
         Ok(Linear { weight, bias })
+    }
+
+    /// A matrix that products are made with, rounded to fp8 if that is asked for.
+    fn rounded(&self, matrix: HostTensor) -> HostTensor {
+        match self.config.fp8_weights {
+            Some(Fp8Weights::AtLoad) => matrix.rounded_to_fp8(),
+            Some(Fp8Weights::Stored) | None => matrix,
+        }
     }
 
     fn norm(&self, layer: usize, part: LayerTensor) -> Result<B::Buffer, ModelError> {

@@ -24,6 +24,7 @@ use crate::{
     cuda::{
         by_key::ByKey,
         loaded::{KernelLoader, Loaded, unsupported},
+        memory::Element,
         stream::{CudaStream, LeftCodes, Scratch, WORKSPACE_BYTES},
         tensor_map::{Boxes, tensor_map},
         weights::MatrixPlace,
@@ -55,12 +56,13 @@ impl HopperGemms {
 
     /// Whether there is a kernel for this product and what comes next.
     pub(super) fn takes(&self, problem: Problem) -> bool {
-        let Problem { num_rows, n, k, f32_out, accumulate, weights, .. } = problem;
+        let Problem { num_rows, n, k, bias, f32_out, accumulate, weights, .. } = problem;
         let op = match problem.next {
+            NextKind::Nothing if weights == WeightKind::Bf16 => return false,
+            // The logits.
+            NextKind::Nothing if f32_out && !accumulate && !bias => HopperOp::Sums,
             // Parts become activations, or are added to the state.
-            NextKind::Nothing if weights == WeightKind::Bf16 || accumulate != f32_out => {
-                return false;
-            }
+            NextKind::Nothing if accumulate != f32_out => return false,
             NextKind::Nothing if accumulate || n.is_multiple_of(16) => HopperOp::Parts,
             NextKind::Silu if n.is_multiple_of(16) && !accumulate => HopperOp::Silu,
             NextKind::Norm if f32_out && accumulate => HopperOp::Parts,
@@ -71,7 +73,7 @@ impl HopperGemms {
         let parts_bytes = kernel.num_parts() as usize * num_rows * n * size_of::<f32>();
         let sums =
             parts_bytes <= WORKSPACE_BYTES && (!accumulate || AddNorm::check_len(word(n)).is_ok());
-        (op == HopperOp::Silu || sums) && n.is_multiple_of(8) && k.is_multiple_of(8)
+        (op != HopperOp::Parts || sums) && n.is_multiple_of(8) && k.is_multiple_of(8)
     }
 
     /// Loads what `product` and what comes next need, and finds room for `x` as codes.
@@ -85,6 +87,7 @@ impl HopperGemms {
         }
         match product.next {
             Next::Silu { .. } => self.loaded(product, HopperOp::Silu).map(drop),
+            Next::Nothing if is_sums(product) => self.loaded(product, HopperOp::Sums).map(drop),
             Next::Nothing | Next::Rope if !product.accumulate => {
                 self.loaded(product, HopperOp::Parts)?;
                 self.sum_parts().map(drop)
@@ -107,6 +110,9 @@ impl HopperGemms {
             Next::Rope => {
                 let parts = stream.workspace()?.address();
                 self.multiply(product, HopperOp::Parts, parts, stream).map(drop)
+            }
+            Next::Nothing if is_sums(product) => {
+                self.multiply(product, HopperOp::Sums, product.out, stream).map(drop)
             }
             Next::Nothing if !product.accumulate => {
                 let parts = stream.workspace()?.address();
@@ -313,6 +319,11 @@ impl HopperGemms {
         let shape = HopperShape { num_rows, rows: word(n), cols: word(k), weights };
         HopperGemm::new(&self.loader.gpu, shape, op).map_err(unsupported)
     }
+}
+
+/// Whether the sums of `product` are its output as they are.
+fn is_sums(product: &Product) -> bool {
+    product.out_element == Element::F32 && !product.accumulate
 }
 
 /// Whether the norm behind `product` leaves codes: the next product's weights are as this one's.

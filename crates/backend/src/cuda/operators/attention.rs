@@ -55,6 +55,8 @@ struct State {
     plans: HashMap<PlanKey, Arc<Plan>>,
     /// The step that each plan was last computed for.
     planned: HashMap<PlanKey, u64>,
+    /// The step that each batch was last rotated for.
+    rotated: HashMap<CUdeviceptr, u64>,
 }
 
 struct Kernels {
@@ -107,6 +109,16 @@ impl AttentionPlans {
     /// A new step's inputs are about to be in `batch`: its plans are out of date.
     pub(super) fn start_step(&self, batch: &DeviceBatch<CudaBackend>) {
         *self.lock().steps.entry(batch.context_lens.address()).or_default() += 1;
+    }
+
+    /// Whether nothing was rotated yet in the current step; it counts as done then. A rotation waits
+    /// before it lets the next kernel begin, so whatever comes after one begins after the step's
+    /// inputs were written.
+    pub(super) fn rotates_first(&self, batch: &DeviceBatch<CudaBackend>) -> bool {
+        let batch = batch.context_lens.address();
+        let mut state = self.lock();
+        let step = state.steps.get(&batch).copied().unwrap_or(0);
+        state.rotated.insert(batch, step) != Some(step)
     }
 
     /// `before_codes`: products behind it have weights in fp8.

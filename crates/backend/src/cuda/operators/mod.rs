@@ -326,6 +326,8 @@ impl Operators {
             rotary_dim: word(args.rotary_dim),
             eps: args.eps,
             num_parts: parts.map_or(0, |parts| word(parts.num_parts)),
+            is_settled: u32::from(!self.attention.rotates_first(args.batch)),
+            reserved: 0,
         };
         let rotation = Rotation {
             dim: word(args.rotary_dim),
