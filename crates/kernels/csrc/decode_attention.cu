@@ -95,6 +95,7 @@ struct Piece {
     u32 unit; // Of the first tile of the row and head group.
     u32 first_tile; // The row's, in its context.
     u32 index;      // Of the decode row.
+    u32 token;      // Of the row.
 };
 
 // Where a block is in its stretch of units.
@@ -129,6 +130,7 @@ struct Walk {
         u32 offset = unit - row.y;
         Piece piece;
         piece.row = row.x;
+        piece.token = p.row_starts[row.x];
         piece.index = index;
         piece.tiles = row.z;
         piece.first_tile = row.w;
@@ -331,8 +333,7 @@ DEVICE void load_queries(const Params& p, const Piece& piece, u32 (&q)[STEPS][2]
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
     u32 kv_head = piece.head_group / chunks;
     u32 in_group = piece.head_group % chunks * HEADS + lane_id() / 4;
-    u64 token = p.row_starts[piece.row];
-    u64 at = token * (p.num_heads + 2 * p.num_kv_heads) + kv_head * group + in_group;
+    u64 at = u64(piece.token) * (p.num_heads + 2 * p.num_kv_heads) + kv_head * group + in_group;
     const u32* from = reinterpret_cast<const u32*>(p.qkv + at * HEAD_DIM);
     bool real = in_group < group;
 #pragma unroll
@@ -672,7 +673,7 @@ DEVICE void write_out(const Params& p, const Piece& piece, Value value) {
     u32 first = piece.head_group % chunks * HEADS;
     u32 head = threadIdx.x % HEADS;
     if (first + head >= group) return;
-    u64 at = u64(p.row_starts[piece.row]) * p.num_heads + piece.head_group / chunks * group;
+    u64 at = u64(piece.token) * p.num_heads + piece.head_group / chunks * group;
     u32* out = reinterpret_cast<u32*>(p.out + (at + first + head) * HEAD_DIM);
     for (u32 pair = threadIdx.x / HEADS; pair < HEAD_DIM / 2; pair += THREADS / HEADS) {
         out[pair] = pack_bf16(value(2 * pair, head), value(2 * pair + 1, head));
@@ -684,7 +685,7 @@ DEVICE void write_out(const Params& p, const Piece& piece, Value value) {
 template <typename Value>
 DEVICE void write_codes(const Params& p, const Piece& piece, Value value) {
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
-    u32 first = piece.head_group % chunks * HEADS, token = p.row_starts[piece.row];
+    u32 first = piece.head_group % chunks * HEADS, token = piece.token;
     u32 dim = lane_id() / 16 * FP8_GROUP + lane_id() % 4 * 16 + lane_id() / 4 % 4 * 2;
     for (u32 head = warp_id(); head < HEADS && first + head < group; head += WARPS) {
         u32 pairs[2];
@@ -812,7 +813,7 @@ DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_c
 #endif
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
     u32 in_group = piece.head_group % chunks * HEADS;
-    u64 at = u64(p.row_starts[piece.row]) * p.num_heads + piece.head_group / chunks * group;
+    u64 at = u64(piece.token) * p.num_heads + piece.head_group / chunks * group;
     bf16* out = p.out + (at + in_group) * HEAD_DIM;
 #pragma unroll
     for (u32 d = 0; d < DIMS; d++) {
@@ -892,17 +893,15 @@ DEVICE void clear_empty_rows(const Params& p) {
 struct Ring {
     u32 memory;
     u32 stage;
-    u32 free_stage;
     Loader loader;
 
-    // All but one stage are on their way: what `walk` comes to next. The kernel in front has ended
-    // then, and what it writes was not asked for before.
+    // All stages are on their way: what `walk` comes to next. The kernel in front has ended then,
+    // and what it writes was not asked for before.
     DEVICE void begin(const Params& p, u32 head_groups, const Walk& walk) {
         stage = 0;
-        free_stage = STAGES - 1;
         loader.begin(p, head_groups, walk);
         bool waited = false;
-        for (u32 i = 0; i + 1 < STAGES; i++) {
+        for (u32 i = 0; i < STAGES; i++) {
             if (!waited && loader.is_new()) wait_only(), waited = true;
             loader.load(p, head_groups, memory + i * STAGE_BYTES);
         }
@@ -919,11 +918,12 @@ DEVICE void add_piece(const Params& p, const Piece& piece, u32 head_groups, Ring
     load_queries(p, piece, q);
     start<ONLINE>(p, piece, running);
     for (Turns turns = Turns::of(p, piece); !turns.done(); turns.subtile += WARPS) {
-        copies_wait<STAGES - 2>();
-        __syncwarp(); // All lanes' copies have arrived, and the free stage was read by all.
-        ring.loader.load(p, head_groups, ring.memory + ring.free_stage * STAGE_BYTES);
-        add_subtile<ONLINE>(running, q, turns, scale, ring.memory + ring.stage * STAGE_BYTES);
-        ring.free_stage = ring.stage;
+        u32 at = ring.memory + ring.stage * STAGE_BYTES;
+        copies_wait<STAGES - 1>();
+        __syncwarp(); // All lanes' copies have arrived.
+        add_subtile<ONLINE>(running, q, turns, scale, at);
+        __syncwarp(); // All lanes have read them.
+        ring.loader.load(p, head_groups, at);
         ring.stage = ring.stage + 1 == STAGES ? 0 : ring.stage + 1;
     }
 }
@@ -963,14 +963,17 @@ KERNEL void BOUNDS decode_attention(const Params p) {
     Meeting& meeting = *reinterpret_cast<Meeting*>(memory + WARPS * STAGES * STAGE_BYTES);
     u32 head_groups = p.num_kv_heads * chunks_of_group(p);
 
-    Walk walk = Walk::begin(p);
+    // The first piece as well is looked up before the kernel in front has ended.
+    Walk walk = Walk::begin(p), from_here = walk;
+    bool done = walk.done();
+    Piece piece;
+    if (!done) piece = walk.next(p, head_groups);
     Ring ring;
     ring.memory = shared_address(memory) + warp_id() * STAGES * STAGE_BYTES;
-    ring.begin(p, head_groups, walk);
+    ring.begin(p, head_groups, from_here);
     clear_empty_rows(p);
 
-    while (!walk.done()) {
-        Piece piece = walk.next(p, head_groups);
+    while (!done) {
         Running running;
         add_piece<!UNIFIED>(p, piece, head_groups, ring, running);
         meet<!UNIFIED>(running, meeting);
@@ -981,5 +984,7 @@ KERNEL void BOUNDS decode_attention(const Params p) {
 #if UNIFIED
         if (!good) recompute(p, piece, head_groups, meeting, ring, walk);
 #endif
+        done = walk.done();
+        if (!done) piece = walk.next(p, head_groups);
     }
 }

@@ -132,7 +132,7 @@ fn matmul<B: Backend>(rig: &Rig<'_, B>, case: &MatmulCase) -> Result<Vec<f32>, B
 
 /// Products with what comes next.
 fn fused<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
-    for num_rows in [1, 3, 16, 33, 64, 65] {
+    for num_rows in [1, 3, 16, 33, 64, 65, 130, 300] {
         for (len, cols) in [(200, 72), (1536, 576), (416, 4096)] {
             let name = format!("gated_matmul {num_rows}x{len}x{cols}");
             let half = |seed| tensor(&[len, cols], &normal(seed, len * cols));

@@ -176,7 +176,7 @@ fn cases() -> Vec<Case> {
         }
         // More tiles than a GPU has multiprocessors, and fewer columns than fit its memory.
         for (num_rows, parts, cols) in
-            [(1, &[70_008][..], 72), (8, &[70_008], 520), (40, &[1000], 1300)]
+            [(1, &[70_008][..], 72), (8, &[70_008], 520), (40, &[1000], 1296)]
         {
             let (bias, accumulate, logits) = (false, false, true);
             cases.push(Case { scales, num_rows, parts, cols, bias, accumulate, logits });
