@@ -192,7 +192,14 @@ struct Codes {
 };
 #endif
 
-KERNEL void __launch_bounds__(THREADS) rope_and_cache(const Params p) {
+// Left to itself the compiler spills in one of these to keep registers for a block more.
+#if KV == KV_INT4
+#define BOUNDS __launch_bounds__(THREADS, 5)
+#else
+#define BOUNDS __launch_bounds__(THREADS)
+#endif
+
+KERNEL void BOUNDS rope_and_cache(const Params p) {
     u32 token = blockIdx.x, lane = threadIdx.x % LANES;
     u32 i = (blockIdx.y * THREADS + threadIdx.x) / LANES;
     u32 num_rotated = p.num_heads + p.num_kv_heads;

@@ -116,7 +116,7 @@ impl Kernel for RopeAndCache {
             dynamic_smem: 0,
             params_bytes: size_of::<RopeAndCacheParams>(),
             budget: Budget {
-                registers: 80,
+                registers: 96,
                 // Where lanes trade numbers.
                 static_smem: match self.cache.numbers {
                     KvNumbers::Int4 => Self::THREADS / self.lanes() * self.cache.head_dim * 4,
