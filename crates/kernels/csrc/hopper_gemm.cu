@@ -328,7 +328,7 @@ KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ 
     float* shared = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
     for (Tiles tiles(p); !tiles.done(); tiles.advance()) {
         Sums sums = {};
-        pin(sums); // Set here, not among the products, which would have to wait for each other then.
+        pin(sums); // Set here: among the products it would make these wait for each other.
         multiply_all(p, sums, ring, tiles.tile, begin, end);
         if (tiles.tile == blockIdx.x) wait_only();
         write_tile(p, tiles.tile, sums, shared);

@@ -111,9 +111,9 @@ impl AttentionPlans {
         *self.lock().steps.entry(batch.context_lens.address()).or_default() += 1;
     }
 
-    /// Whether nothing was rotated yet in the current step; it counts as done then. A rotation waits
-    /// before it lets the next kernel begin, so whatever comes after one begins after the step's
-    /// inputs were written.
+    /// Whether nothing was rotated yet in the current step; it counts as done then. A rotation
+    /// waits before it lets the next kernel begin, so whatever comes after one begins after the
+    /// step's inputs were written.
     pub(super) fn rotates_first(&self, batch: &DeviceBatch<CudaBackend>) -> bool {
         let batch = batch.context_lens.address();
         let mut state = self.lock();
