@@ -140,7 +140,7 @@ pub(crate) struct KernelsArgs {
     pub(crate) device: DeviceChoice,
 
     /// Tokens of a block of the KV cache [default: 16; on GPUs 32 where its numbers have 8
-    /// bits and 64 where they have 4]
+    /// bits or 4]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) block_size: Option<NonZeroUsize>,
 
