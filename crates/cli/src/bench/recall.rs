@@ -54,7 +54,10 @@ pub(crate) fn bench_recall(args: &RecallArgs) -> Result<()> {
 /// A prompt that ends with a question, and its answer.
 struct Question {
     prompt: Vec<u32>,
+    /// Begins with [`Prompts::verb`]: a prompt's cut comes after its first token.
     answer: Vec<u32>,
+    /// How many of the answer's last tokens are the word.
+    word_len: usize,
     /// Which of [`DEPTHS`] the fact lies at.
     depth: usize,
 }
@@ -74,7 +77,9 @@ fn questions(args: &RecallArgs, files: &ModelFiles) -> Result<Vec<Question>> {
     let (len, texts) = (args.tokens.get(), args.texts.get());
     let (needed, has) = (len.saturating_mul(texts), filler.len());
     ensure!(needed <= has, "{path} has {has} tokens; --tokens times --texts are {needed}");
-    let of_text = |(text, filler)| Prompts { tokenizer: &tokenizer, text, filler }.questions();
+    let verb = tokenizer.encode(" is", Special::AsText)?;
+    let of_text =
+        |(text, filler)| Prompts { tokenizer: &tokenizer, text, filler, verb: &verb }.questions();
     let all = filler.chunks_exact(len).take(texts).enumerate().map(of_text);
     Ok(all.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
@@ -85,6 +90,8 @@ struct Prompts<'a> {
     /// Number of the text.
     text: usize,
     filler: &'a [u32],
+    /// Between what a fact is of and its word.
+    verb: &'a [u32],
 }
 
 impl Prompts<'_> {
@@ -93,7 +100,7 @@ impl Prompts<'_> {
         let facts = (0..NAMES.len()).map(|depth| self.fact(depth)).collect::<Result<Vec<_>>>()?;
         let num_planted: usize = facts
             .iter()
-            .map(|(subject, word)| [subject, word, &full_stop].map(Vec::len).iter().sum::<usize>())
+            .map(|(subject, word)| subject.len() + self.verb.len() + word.len() + full_stop.len())
             .sum();
         let subject_len = facts.iter().map(|(subject, _)| subject.len()).max().unwrap_or(0);
         let len = self.filler.len().saturating_sub(num_planted + subject_len);
@@ -102,13 +109,14 @@ impl Prompts<'_> {
         for ((subject, word), percent) in facts.iter().zip(DEPTHS) {
             let end = len * percent / 100;
             prompt.extend(&self.filler[start..end]);
-            prompt.extend(subject.iter().chain(word).chain(&full_stop));
+            prompt.extend(subject.iter().chain(self.verb).chain(word).chain(&full_stop));
             start = end;
         }
         prompt.extend(&self.filler[start..len]);
-        let ask = |(depth, (subject, answer)): (usize, (Vec<u32>, Vec<u32>))| Question {
+        let ask = |(depth, (subject, word)): (usize, (Vec<u32>, Vec<u32>))| Question {
             prompt: [&prompt[..], &subject].concat(),
-            answer,
+            answer: [self.verb, &word].concat(),
+            word_len: word.len(),
             depth,
         };
         Ok(facts.into_iter().enumerate().map(ask).collect())
@@ -120,7 +128,7 @@ impl Prompts<'_> {
         let name = NAMES[(depth + self.text) % NAMES.len()];
         let word = WORDS[(self.text * NAMES.len() + depth) % WORDS.len()];
         let encode = |text: &str| self.tokenizer.encode(text, Special::AsText);
-        let subject = encode(&format!("\n\nThe secret word of the {name} is"))?;
+        let subject = encode(&format!("\n\nThe secret word of the {name}"))?;
         Ok((subject, encode(&format!(" {word}"))?))
     }
 }
@@ -156,7 +164,7 @@ impl UseEngine for Ask<'_> {
         let num_tokens: usize = self.questions.iter().map(|question| question.len() - 1).sum();
         let bar = TokenBar::new(num_tokens as u64, self.no_progress);
         let (mut recalled, mut before) = (Recalled { answers: Vec::new(), num_places: 0 }, 0);
-        for Question { prompt, answer, depth } in self.questions {
+        for Question { prompt, answer, word_len, depth } in self.questions {
             let max_tokens = Some(answer.len());
             let spec = RequestSpec { prompt: prompt.clone(), max_tokens, ..RequestSpec::default() };
             let request = handle.limits().validate(spec)?;
@@ -164,7 +172,7 @@ impl UseEngine for Ask<'_> {
                 engine.score(request, answer, &mut |done| bar.show((before + done) as u64))?;
             before += prompt.len() + answer.len() - 1;
             // Of what is found in the KV cache there are no scores.
-            let told = scores.logprobs.len() - answer.len()..;
+            let told = scores.logprobs.len() - word_len..;
             recalled.answers.push(Answer {
                 depth: *depth,
                 is_given: scores.likeliest[told.clone()].iter().all(|likeliest| *likeliest),
