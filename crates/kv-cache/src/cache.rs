@@ -248,6 +248,24 @@ impl KvCache {
         Some(insertion)
     }
 
+    /// The block that layer group `group` has of the same tokens as `of`, one of the first group's
+    /// that can be found.
+    #[must_use]
+    pub fn companion(&self, of: BlockId, group: usize) -> Option<BlockId> {
+        self.prefixes.as_ref()?.companion(of, group)
+    }
+
+    /// Lets `block`, of layer group `group`, be found through `of`, which the first group has of
+    /// the same tokens. Gives the block that is found in its place, if there is another.
+    pub(crate) fn attach(&mut self, block: BlockId, of: BlockId, group: usize) -> Option<BlockId> {
+        match self.prefixes.as_mut()?.attach(block, of, group)? {
+            Insertion::New => self.pool.retain(block),
+            Insertion::Known(other) if other != block => return Some(other),
+            _ => {}
+        }
+        None
+    }
+
     /// Checks that every block is in exactly one state and that the prefix cache is sound.
     ///
     /// # Errors

@@ -14,7 +14,8 @@
 //! In reading order: [`BlockPool`] hands blocks out and counts references, [`PrefixKey`] and
 //! [`PrefixChain`] name what a full block holds, [`KvCache`] is the pool and the cache of prefixes
 //! over it, [`BlockTable`] is one sequence's list of blocks, [`Retention`] says which tokens stay
-//! in it ([`SinkWindow`], [`Attended`]), [`SwapSpace`] are blocks of the host's memory: sequences
+//! in it ([`SinkWindow`], [`Attended`]), [`GroupTables`] are the tables of a sequence whose model
+//! has layers that look back differently far, [`SwapSpace`] are blocks of the host's memory: sequences
 //! that gave way, and cold prefixes.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
@@ -41,6 +42,7 @@
 mod attended;
 mod cache;
 mod error;
+mod groups;
 mod lru;
 mod pool;
 mod prefix_cache;
@@ -52,11 +54,12 @@ mod table;
 pub use attended::Attended;
 pub use cache::KvCache;
 pub use error::KvCacheError;
+pub use groups::GroupTables;
 pub use pool::{BlockId, BlockPool};
 pub use prefix_key::{AdapterId, BlockHash, BlockName, ModelId, PrefixChain, PrefixKey};
 pub use retention::{Retention, SinkWindow};
 pub use swap_space::{HostBlockId, OnHost, SwapSpace};
-pub use table::{BlockCopy, BlockTable};
+pub use table::{BlockCopy, BlockTable, TableStart};
 
 /// Tokens in one block unless the configuration says otherwise.
 ///

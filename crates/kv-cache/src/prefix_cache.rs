@@ -12,6 +12,10 @@
 //! of its ancestors in the order of eviction, and the least recently used block is a leaf. A table
 //! that keeps only its latest tokens lets go of ancestors first. When such a one is evicted,
 //! nothing that follows it can be found any more, and it is forgotten, too, held or not.
+//!
+//! Where a model has several layer groups, the tree is the first group's. Blocks that other groups
+//! have of the same tokens are its blocks' *companions*: they are found through it, come and go one
+//! by one, and go with it at the latest.
 
 use std::collections::HashMap;
 
@@ -24,8 +28,18 @@ pub(crate) struct PrefixCache {
     by_hash: HashMap<BlockHash, BlockId>,
     /// Indexed by block id.
     nodes: Vec<Option<Node>>,
+    /// Indexed by block id: whose companion it is.
+    companions: Vec<Option<Companion>>,
+    num_companions: usize,
     /// Blocks that only the cache holds.
     unheld: LruList,
+}
+
+/// What a block of another group than the first goes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Companion {
+    of: BlockId,
+    group: usize,
 }
 
 /// A block in the cache.
@@ -37,6 +51,8 @@ struct Node {
     num_children: u32,
     /// Its name outside the pool, if it has one.
     name: Option<BlockName>,
+    /// Of the groups behind the first, as far as some block was ever attached.
+    companions: Vec<Option<BlockId>>,
 }
 
 /// A block that was forgotten.
@@ -74,17 +90,19 @@ impl PrefixCache {
         Self {
             by_hash: HashMap::new(),
             nodes: vec![None; num_blocks as usize],
+            companions: vec![None; num_blocks as usize],
+            num_companions: 0,
             unheld: LruList::new(num_blocks),
         }
     }
 
     pub(crate) fn contains(&self, block: BlockId) -> bool {
-        self.nodes[block.index()].is_some()
+        self.nodes[block.index()].is_some() || self.companions[block.index()].is_some()
     }
 
     /// Number of blocks that can be found.
     pub(crate) fn len(&self) -> usize {
-        self.by_hash.len()
+        self.by_hash.len() + self.num_companions
     }
 
     /// Number of blocks that only the cache holds.
@@ -141,10 +159,53 @@ impl PrefixCache {
         }
         self.by_hash.insert(hash, block);
         let name = chain.names().get(index).copied();
-        let node = Node { hash, parent, tokens: tokens.into(), num_children: 0, name };
+        let companions = Vec::new();
+        let node = Node { hash, parent, tokens: tokens.into(), num_children: 0, name, companions };
         let previous = self.nodes[block.index()].replace(node);
         assert!(previous.is_none(), "block {block} was in the prefix cache already");
         Insertion::New
+    }
+
+    /// The block that `group` has of the same tokens as `of`.
+    pub(crate) fn companion(&self, of: BlockId, group: usize) -> Option<BlockId> {
+        let node = self.nodes[of.index()].as_ref()?;
+        node.companions.get(group.checked_sub(1)?).copied().flatten()
+    }
+
+    /// Lets `block`, of another group than the first, be found through `of`. `None` if nobody can
+    /// find that one, or if `block` is found through another.
+    pub(crate) fn attach(
+        &mut self,
+        block: BlockId,
+        of: BlockId,
+        group: usize,
+    ) -> Option<Insertion> {
+        if let Some(known) = self.companion(of, group) {
+            return Some(Insertion::Known(known));
+        }
+        if self.contains(block) {
+            return None;
+        }
+        let node = self.nodes[of.index()].as_mut()?;
+        let index = group - 1;
+        node.companions.resize(node.companions.len().max(group), None);
+        node.companions[index] = Some(block);
+        self.companions[block.index()] = Some(Companion { of, group });
+        self.num_companions += 1;
+        Some(Insertion::New)
+    }
+
+    /// Forgets a companion alone.
+    fn detach(&mut self, block: BlockId) -> Evicted {
+        let (was_offered, was_unheld) = (self.unheld.is_passed(block), self.is_unheld(block));
+        self.take(block);
+        let Companion { of, group } =
+            self.companions[block.index()].take().expect("only called for companions");
+        if let Some(node) = &mut self.nodes[of.index()] {
+            node.companions[group - 1] = None;
+        }
+        self.num_companions -= 1;
+        Evicted { block, was_offered, was_unheld }
     }
 
     /// Notes that a table holds a block again.
@@ -163,8 +224,8 @@ impl PrefixCache {
     pub(crate) fn offer(&mut self) -> Option<(BlockId, BlockName)> {
         loop {
             let block = self.unheld.pass()?;
-            let node = self.nodes[block.index()].as_ref().expect("an unheld block can be found");
-            if let Some(name) = node.name {
+            let node = self.nodes[block.index()].as_ref();
+            if let Some(name) = node.and_then(|node| node.name) {
                 return Some((block, name));
             }
         }
@@ -176,18 +237,24 @@ impl PrefixCache {
     }
 
     /// Forgets the least recently used block that no table holds, and with it all that follow it:
-    /// the orphans.
+    /// the orphans. A companion goes alone.
     pub(crate) fn evict(&mut self, orphans: &mut Vec<Evicted>) -> Option<Evicted> {
         let oldest = self.unheld.iter().next()?;
+        if self.companions[oldest.index()].is_some() {
+            return Some(self.detach(oldest));
+        }
         let node = self.nodes[oldest.index()].as_ref().expect("an unheld block can be found");
         if node.num_children > 0 {
-            let descendants = self.descendants(oldest);
-            orphans.extend(descendants.into_iter().map(|block| self.forget(block)));
+            for block in self.descendants(oldest) {
+                let evicted = self.forget(block, orphans);
+                orphans.push(evicted);
+            }
         }
-        Some(self.forget(oldest))
+        Some(self.forget(oldest, orphans))
     }
 
-    fn forget(&mut self, block: BlockId) -> Evicted {
+    /// Forgets a block of the first group; its companions become orphans.
+    fn forget(&mut self, block: BlockId, orphans: &mut Vec<Evicted>) -> Evicted {
         let (was_offered, was_unheld) = (self.unheld.is_passed(block), self.is_unheld(block));
         self.take(block);
         let node = self.nodes[block.index()].take().expect("it could be found");
@@ -196,6 +263,9 @@ impl PrefixCache {
             && let Some(parent) = &mut self.nodes[parent.index()]
         {
             parent.num_children -= 1;
+        }
+        for companion in node.companions.into_iter().flatten() {
+            orphans.push(self.detach(companion));
         }
         Evicted { block, was_offered, was_unheld }
     }
@@ -249,10 +319,23 @@ impl PrefixCache {
         };
         let lost = self.blocks().find(wrong).map(|(block, _)| block);
         let unknown = self.unheld.iter().find(|&block| !self.contains(block));
-        match lost.or(unknown) {
+        match lost.or(unknown).or_else(|| self.lost_companion()) {
             Some(block) => Err(KvCacheError::LostPrefix { block }),
             None => Ok(()),
         }
+    }
+
+    /// A companion that cannot be found through the block it goes with, or the other way round.
+    fn lost_companion(&self) -> Option<BlockId> {
+        let known = (0u32..).map(BlockId).zip(&self.companions);
+        let mut known = known.filter_map(|(block, companion)| Some((block, (*companion)?)));
+        let lost = known.find(|(block, Companion { of, group })| {
+            self.companion(*of, *group) != Some(*block) || self.nodes[block.index()].is_some()
+        });
+        let num_listed = |(_, node): (BlockId, &Node)| node.companions.iter().flatten().count();
+        let num_listed: usize = self.blocks().map(num_listed).sum();
+        let miscounted = (num_listed != self.num_companions).then_some(BlockId(0));
+        lost.map(|(block, _)| block).or(miscounted)
     }
 
     fn blocks(&self) -> impl Iterator<Item = (BlockId, &Node)> {

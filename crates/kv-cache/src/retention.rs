@@ -120,6 +120,18 @@ impl Retention {
         }
     }
 
+    /// The same for another layer group than the first, whose layers look back so far; `None`: on
+    /// everything. What goes by choice goes from all.
+    #[must_use]
+    pub fn of_group(self, window: Option<usize>) -> Self {
+        match self {
+            Self::All | Self::Window { .. } => {
+                window.map_or(Self::All, |window| Self::Window { window })
+            }
+            Self::Sinks(_) | Self::Attended(_) => self,
+        }
+    }
+
     /// Position up to which a row that begins at `start` may reach, if it has at most `most`
     /// tokens.
     #[must_use]

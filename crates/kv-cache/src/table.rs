@@ -1,5 +1,7 @@
 //! The blocks of one sequence, in the order of its tokens.
 
+use std::ops::Range;
+
 use crate::prefix_cache::Insertion;
 use crate::{BlockId, KvCache, KvCacheError, PrefixChain, blocks_for};
 
@@ -23,7 +25,7 @@ use crate::{BlockId, KvCache, KvCacheError, PrefixChain, blocks_for};
 /// ```
 ///
 /// A table owns one reference to each of its blocks. It is not `Clone`, since a copy would own
-/// nothing: [`share`](Self::share) makes a second owner. Before a table is dropped it must be
+/// nothing: [`adopt`](Self::adopt) makes a second owner. Before a table is dropped it must be
 /// [released](Self::release), or its blocks stay held for ever (integrity checks report that).
 #[derive(Debug)]
 pub struct BlockTable {
@@ -36,6 +38,25 @@ pub struct BlockTable {
     /// The sinks as they were computed; empty until tokens are dropped. Before a prompt is cut:
     /// blocks for what stays of it.
     aside: Vec<BlockId>,
+}
+
+/// What a table begins with: blocks that others have computed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TableStart {
+    /// In the order of their tokens.
+    pub blocks: Vec<BlockId>,
+    /// Tokens before them, of whole blocks, that nothing behind them sees.
+    pub num_dropped: usize,
+    /// How many of the first blocks are in the prefix cache.
+    num_cached: usize,
+}
+
+impl TableStart {
+    /// Blocks that [`KvCache::find`] has found, but for those of the first `num_dropped` tokens.
+    #[must_use]
+    pub fn found(blocks: Vec<BlockId>, num_dropped: usize) -> Self {
+        Self { num_cached: blocks.len(), blocks, num_dropped }
+    }
 }
 
 /// A block whose content is to be copied on the device, before anything else of its batch.
@@ -225,37 +246,31 @@ impl BlockTable {
         (self.num_cached, self.num_dropped) = (0, prompt_len - self.capacity());
     }
 
-    /// Takes blocks that [`KvCache::find`] has found as the first ones of this empty table, but for
-    /// those of the first `num_dropped` tokens.
+    /// Takes what this empty table is to begin with.
     ///
     /// # Panics
     /// When the table has blocks.
-    pub fn adopt(&mut self, found: &[BlockId], num_dropped: usize, cache: &mut KvCache) {
+    pub fn adopt(&mut self, start: &TableStart, cache: &mut KvCache) {
         assert!(self.blocks.is_empty(), "only an empty table begins with a found prefix");
-        for &block in found {
+        for &block in &start.blocks {
             cache.retain(block);
         }
-        self.blocks.extend_from_slice(found);
-        (self.num_cached, self.num_dropped) = (found.len(), num_dropped);
+        self.blocks.extend_from_slice(&start.blocks);
+        (self.num_cached, self.num_dropped) = (start.num_cached, start.num_dropped);
     }
 
-    /// A new table that shares the blocks of this one's first `num_tokens` tokens.
+    /// What another table begins with to share the blocks of these tokens, whose first is a block's
+    /// first. `None` if not all of them are here.
     ///
-    /// The last of them may be partly filled. Whoever writes to it first while both hold it must
+    /// The last block may be partly filled. Whoever writes to it first while both hold it must
     /// [take a copy](Self::make_private).
-    ///
-    /// # Panics
-    /// When the table holds fewer than `num_tokens` tokens, or not all of them any more.
     #[must_use]
-    pub fn share(&self, num_tokens: usize, cache: &mut KvCache) -> Self {
-        let is_held = num_tokens <= self.capacity() && self.num_dropped == 0;
-        assert!(is_held, "a table shares only tokens that it holds");
-        let shared = &self.blocks[..blocks_for(num_tokens, self.block_size)];
-        for &block in shared {
-            cache.retain(block);
-        }
-        let num_cached = self.num_cached.min(shared.len());
-        Self { blocks: shared.to_vec(), num_cached, ..Self::new(self.block_size) }
+    pub fn shared(&self, tokens: Range<usize>) -> Option<TableStart> {
+        let before = tokens.start.checked_sub(self.num_dropped)? / self.block_size;
+        let num_kept = tokens.end.checked_sub(self.num_dropped)?;
+        let blocks = self.blocks.get(before..blocks_for(num_kept, self.block_size))?.to_vec();
+        let num_cached = self.num_cached.saturating_sub(before).min(blocks.len());
+        Some(TableStart { blocks, num_cached, num_dropped: tokens.start })
     }
 
     /// Whether the block of `position` is held by others, too, the prefix cache among them.
@@ -325,11 +340,29 @@ impl BlockTable {
             self.num_cached = index + 1;
         }
     }
+
+    /// As [`cache_full_blocks`](Self::cache_full_blocks), for the table of layer group `group` of a
+    /// sequence whose first group's table is `first`: its blocks can be found through that one's.
+    pub(crate) fn cache_beside(&mut self, first: &Self, group: usize, cache: &mut KvCache) {
+        let num_before = self.num_dropped / self.block_size;
+        let num_full = first.num_found().saturating_sub(num_before).min(self.blocks.len());
+        for index in self.num_cached..num_full {
+            let place = (num_before + index).checked_sub(first.num_dropped / self.block_size);
+            let of = place.and_then(|place| first.blocks.get(place));
+            let block = self.blocks[index];
+            if let Some(other) = of.and_then(|&of| cache.attach(block, of, group)) {
+                cache.retain(other);
+                cache.free(block);
+                self.blocks[index] = other;
+            }
+        }
+        self.num_cached = self.num_cached.max(num_full);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BlockCopy, BlockTable};
+    use super::{BlockCopy, BlockTable, TableStart};
     use crate::{BlockId, KvCache, KvCacheError, PrefixChain, PrefixKey};
 
     fn chain(tokens: &[u32]) -> PrefixChain {
@@ -390,7 +423,9 @@ mod tests {
         let mut cache = KvCache::new(5, false);
         let mut parent = BlockTable::new(4);
         parent.grow_to(10, &mut cache).unwrap();
-        let mut children = [parent.share(9, &mut cache), parent.share(9, &mut cache)];
+        let start = parent.shared(0..9).unwrap();
+        let mut children = [BlockTable::new(4), BlockTable::new(4)];
+        children.iter_mut().for_each(|child| child.adopt(&start, &mut cache));
         assert_eq!(children[0].blocks(), parent.blocks());
         assert_eq!(cache.num_free(), 2, "sharing costs nothing");
         for (child, to) in children.iter_mut().zip([BlockId(3), BlockId(4)]) {
@@ -407,10 +442,15 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "shares only tokens that it holds")]
-    fn sharing_beyond_the_table_panics() {
-        let mut cache = KvCache::new(1, false);
-        let _ = BlockTable::new(4).share(1, &mut cache);
+    fn only_tokens_that_are_there_are_shared() {
+        let mut cache = KvCache::new(3, false);
+        let mut table = BlockTable::new(4);
+        assert_eq!(table.shared(0..1), None);
+        table.grow_to(12, &mut cache).unwrap();
+        table.slide(4, 0, &mut cache).unwrap();
+        assert_eq!((table.shared(0..9), table.shared(4..13)), (None, None));
+        let start = table.shared(8..12).unwrap();
+        assert_eq!((&start.blocks[..], start.num_dropped), (&[BlockId(2)][..], 8));
     }
 
     #[test]
@@ -469,7 +509,7 @@ mod tests {
         computed(&new, &mut cache).release(&mut cache);
         // Used again, the old prefix's first block outlives the new one's blocks.
         let mut table = BlockTable::new(4);
-        table.adopt(&cache.find(&chain(&old), &old, 1), 0, &mut cache);
+        table.adopt(&TableStart::found(cache.find(&chain(&old), &old, 1), 0), &mut cache);
         table.release(&mut cache);
         let found = |cache: &KvCache| {
             [old, new].map(|tokens| cache.find(&chain(&tokens), &tokens, 9).len())

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use inflight_kv_cache::{
-    BlockId, BlockTable, KvCache, KvCacheError, PrefixChain, PrefixKey, blocks_for,
+    BlockId, BlockTable, KvCache, KvCacheError, PrefixChain, PrefixKey, TableStart, blocks_for,
 };
 use proptest::prelude::*;
 
@@ -134,7 +134,7 @@ impl World {
         for (i, block) in found.iter().enumerate() {
             assert_eq!(self.cached[block], (key, tokens[..(i + 1) * self.block_size].to_vec()));
         }
-        table.adopt(&found, 0, &mut self.cache);
+        table.adopt(&TableStart::found(found, 0), &mut self.cache);
         self.sequences.push(Sequence { key, tokens, table, chain });
         let last = self.sequences.len() - 1;
         if !self.grow(last) {
@@ -190,7 +190,9 @@ impl World {
         let num_tokens = num_tokens.min(self.sequences[index].tokens.len());
         let Sequence { key, tokens, table, .. } = &self.sequences[index];
         let (key, tokens) = (*key, tokens[..num_tokens].to_vec());
-        let (chain, table) = (self.chain(key, &tokens), table.share(num_tokens, &mut self.cache));
+        let start = table.shared(0..num_tokens).expect("nothing was dropped");
+        let (chain, mut table) = (self.chain(key, &tokens), BlockTable::new(self.block_size));
+        table.adopt(&start, &mut self.cache);
         assert_eq!(table.blocks().len(), blocks_for(num_tokens, self.block_size));
         self.sequences.push(Sequence { key, tokens, table, chain });
         let (free, available) = (self.cache.num_free(), self.cache.num_available());

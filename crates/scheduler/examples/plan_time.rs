@@ -37,6 +37,7 @@ fn main() {
 /// Microseconds of each plan.
 fn measure(num_rows: usize, policy: Policy) -> Vec<f64> {
     let mut scheduler = Scheduler::new(SchedulerConfig {
+        other_windows: Vec::new(),
         max_num_seqs: num_rows,
         max_num_batched_tokens: 8192,
         max_model_len: 4096,

@@ -12,7 +12,7 @@
 //!
 //! `gate.rs` has the conditions that a policy adds.
 
-use inflight_kv_cache::{BlockId, HostBlockId, Retention, blocks_for};
+use inflight_kv_cache::{BlockId, HostBlockId, Retention, TableStart};
 
 use crate::batch::Batch;
 use crate::decision::HeldBack;
@@ -22,31 +22,29 @@ use crate::plan::Draft;
 use crate::policy::Order;
 use crate::preemption::LOOKAHEAD;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Phase, Sequence};
+use crate::sequence::{Phase, Sequence, Swapped};
 use crate::tenant::cost;
 use crate::{SequenceId, StateSlot};
 
 /// What a sequence begins with when it is admitted.
 struct Beginning {
-    /// Blocks to share: found ones, or those of the sequence that has computed the same prompt.
-    blocks: Vec<BlockId>,
-    /// Blocks that the host keeps, to be fetched behind those.
+    /// Of each layer group: blocks that were found, or those of the sequence that has computed the
+    /// same prompt.
+    starts: Vec<TableStart>,
+    /// Blocks that the host keeps, to be fetched behind those of the first group.
     fetched: Vec<HostBlockId>,
-    /// Whose blocks they are, if another output's.
-    leader: Option<SequenceId>,
     /// Positions that need no computing.
     num_computed: usize,
-    /// Positions whose blocks are not among them, as nothing that is to be computed sees them.
-    num_dropped: usize,
 }
 
 impl Beginning {
-    /// Leaves out what nothing that is to be computed sees.
+    /// Leaves out of the first group's blocks what nothing that is to be computed sees.
     fn drop_unseen(&mut self, retention: Retention, block_size: usize) {
-        self.num_dropped = retention.num_dropped(self.num_computed, block_size);
-        let num_blocks = self.num_dropped / block_size;
-        let num_found = num_blocks.min(self.blocks.len());
-        self.blocks.drain(..num_found);
+        let num_dropped = retention.num_dropped(self.num_computed, block_size);
+        let num_blocks = num_dropped / block_size;
+        let found = &self.starts[0].blocks;
+        let num_found = num_blocks.min(found.len());
+        self.starts[0] = TableStart::found(found[num_found..].to_vec(), num_dropped);
         self.fetched.drain(..num_blocks - num_found);
     }
 }
@@ -146,30 +144,29 @@ impl Scheduler {
     /// What was found on the device and what the host has, unless some of it is on its way there.
     fn cached_beginning(&self, sequence: &Sequence) -> Option<Beginning> {
         let block_size = self.config.block_size;
-        let blocks = self.find_prefix(sequence);
-        let mut beginning = Beginning {
-            num_computed: blocks.len() * block_size,
-            blocks,
-            fetched: Vec::new(),
-            leader: None,
-            num_dropped: 0,
+        let found = self.find_prefix(sequence);
+        let mut num_computed = found.len() * block_size;
+        let first = |others: Vec<TableStart>, found| {
+            [TableStart::found(found, 0)].into_iter().chain(others).collect()
         };
-        match &sequence.swapped {
-            Some(swapped) if swapped.num_computed >= beginning.num_computed => {
-                beginning.num_computed = swapped.num_computed;
-                return Some(beginning);
-            }
-            Some(_) => {}
-            // All of a prompt that is probed is computed.
-            None if sequence.probes_prompt => {}
-            None => {
-                let on_host = self.find_on_host(sequence, beginning.blocks.len())?;
-                if self.is_better_fetched(on_host.len()) {
-                    beginning.num_computed += on_host.len() * block_size;
-                    beginning.fetched = on_host;
-                }
+        if let Some(swapped) = &sequence.swapped
+            && swapped.num_computed >= num_computed
+        {
+            num_computed = swapped.num_computed;
+            let starts = first(sequence.tables.empty_others(num_computed), found);
+            return Some(Beginning { starts, fetched: Vec::new(), num_computed });
+        }
+        let mut fetched = Vec::new();
+        // All of a prompt that is probed is computed.
+        if sequence.swapped.is_none() && !sequence.probes_prompt {
+            let on_host = self.find_on_host(sequence, found.len())?;
+            if self.is_better_fetched(on_host.len()) {
+                num_computed += on_host.len() * block_size;
+                fetched = on_host;
             }
         }
+        let starts = first(sequence.tables.companions(&found, &self.cache), found);
+        let mut beginning = Beginning { starts, fetched, num_computed };
         beginning.drop_unseen(sequence.retention, block_size);
         Some(beginning)
     }
@@ -177,14 +174,13 @@ impl Scheduler {
     /// The whole prompt but its last token, if the sequence that computes it for both runs.
     fn shared_prompt(&self, sequence: &Sequence) -> Option<Beginning> {
         let leader = sequence.shares_prompt_of?;
-        let table = &self.sequences.get(&leader)?.table;
-        if table.num_dropped() > 0 || sequence.retention.cut().is_some() {
+        let tables = &self.sequences.get(&leader)?.tables;
+        if sequence.retention.cut().is_some() {
             return None;
         }
         let num_computed = sequence.prompt_len - 1;
-        let blocks = table.blocks().get(..blocks_for(num_computed, self.config.block_size))?;
-        let (blocks, fetched) = (blocks.to_vec(), Vec::new());
-        Some(Beginning { blocks, fetched, leader: Some(leader), num_computed, num_dropped: 0 })
+        let starts = tables.shared(num_computed)?;
+        Some(Beginning { starts, fetched: Vec::new(), num_computed })
     }
 
     /// Whether a waiting sequence can be admitted beside the running ones.
@@ -195,18 +191,22 @@ impl Scheduler {
     /// exceeds what all of them can come to need, so a lone sequence always passes: that much is
     /// what [`check_fits`](Self::check_fits) found to fit.
     fn has_room_for(&self, sequence: &Sequence, beginning: &Beginning) -> bool {
-        let block_size = self.config.block_size;
-        let num_blocks = self.most_blocks(sequence, sequence.len()).max(beginning.blocks.len());
-        // A shared block that is partly filled is copied.
-        let num_computed = beginning.num_computed - beginning.num_dropped;
-        let num_full = beginning.blocks.len().min(num_computed / block_size);
-        let num_taken =
-            beginning.blocks.iter().filter(|&&block| self.cache.is_available(block)).count();
-        let needed = num_blocks - num_full + num_taken;
-        // Letting go of what others hold, too, frees nothing for what comes behind it.
-        let lets_go = sequence.retention.lets_go(sequence.final_len - 1);
-        let num_held = num_full.saturating_sub(num_taken);
-        let num_own = if lets_go { num_blocks - num_held } else { num_blocks };
+        let most = self.config.max_num_batched_tokens;
+        let (mut needed, mut num_own) = (0, 0);
+        let groups = sequence.tables.most_blocks(sequence.len(), most);
+        let lets_go = sequence.tables.lets_go(sequence.final_len - 1);
+        for ((start, num_blocks), lets_go) in beginning.starts.iter().zip(groups).zip(lets_go) {
+            let num_blocks = num_blocks.max(start.blocks.len());
+            // A shared block that is partly filled is copied.
+            let num_computed = beginning.num_computed - start.num_dropped;
+            let num_full = start.blocks.len().min(num_computed / self.config.block_size);
+            let is_available = |block: &&BlockId| self.cache.is_available(**block);
+            let num_taken = start.blocks.iter().filter(is_available).count();
+            needed += num_blocks - num_full + num_taken;
+            // Letting go of what others hold, too, frees nothing for what comes behind it.
+            let num_held = num_full.saturating_sub(num_taken);
+            num_own += if lets_go { num_blocks - num_held } else { num_blocks };
+        }
         let available = self.cache.num_available();
         needed <= available && needed + self.margin(sequence, num_own) <= available
     }
@@ -215,10 +215,10 @@ impl Scheduler {
     fn margin(&self, sequence: &Sequence, num_blocks: usize) -> usize {
         let swaps = self.swap.num_total() > 0;
         let unit = if swaps { LOOKAHEAD.div_ceil(self.config.block_size) } else { 1 };
-        let each = unit << sequence.num_preemptions.min(16);
+        let each = (unit * sequence.tables.num_groups()) << sequence.num_preemptions.min(16);
         let others = self.running.iter().map(|&id| {
             let other = self.sequence(id);
-            self.most_growth(other, other.table.held().count()).min(each)
+            self.most_growth(other, other.tables.held().count()).min(each)
         });
         others.sum::<usize>() + self.most_growth(sequence, num_blocks).min(each)
     }
@@ -232,7 +232,7 @@ impl Scheduler {
     /// Most blocks that a sequence holds at once until it has so many tokens.
     pub(crate) fn most_blocks(&self, sequence: &Sequence, num_tokens: usize) -> usize {
         let most = self.config.max_num_batched_tokens;
-        sequence.retention.most_blocks(num_tokens, most, self.config.block_size)
+        sequence.tables.most_blocks(num_tokens, most).sum()
     }
 
     /// Moves a waiting sequence to the running ones and reserves blocks for its tokens.
@@ -242,29 +242,22 @@ impl Scheduler {
         if !self.sequence(id).has_run {
             self.begin_service(id, beginning.num_computed);
         }
-        let shared = beginning.leader.map(|leader| {
-            self.sequences[&leader].table.share(beginning.num_computed, &mut self.cache)
-        });
+        let most = self.config.max_num_batched_tokens;
         let sequence = self.sequences.get_mut(&id).expect("waiting sequences have a record");
         let rank = sequence.rank;
-        match shared {
-            Some(shared) => sequence.table = shared,
-            None => {
-                sequence.table.adopt(&beginning.blocks, beginning.num_dropped, &mut self.cache);
-            }
-        }
+        sequence.tables.adopt(&beginning.starts, &mut self.cache);
         sequence.phase = Phase::Running(slot);
         sequence.is_fresh = true;
         sequence.shares_prompt_of = None;
         sequence.num_computed = beginning.num_computed;
         sequence.num_cached_tokens.get_or_insert(beginning.num_computed);
-        let copy = sequence.table.make_private(sequence.num_computed, &mut self.cache).expect(room);
-        let num_tokens = sequence.room_wanted(self.config.max_num_batched_tokens);
-        sequence.table.grow_to(num_tokens, &mut self.cache).expect(room);
+        let (start, len) = (sequence.num_computed, sequence.len());
+        let copies = sequence.tables.make_private(start, &mut self.cache).expect(room);
+        sequence.tables.grow(start, (len, most), &mut self.cache).expect(room);
         if let Some(cut) = sequence.retention.cut() {
-            sequence.table.reserve_cut(cut.num_kept(), &mut self.cache).expect(room);
+            sequence.tables.only().reserve_cut(cut.num_kept(), &mut self.cache).expect(room);
         }
-        copy.into_iter().for_each(|copy| self.moves.copy(id, copy));
+        copies.into_iter().for_each(|copy| self.moves.copy(id, copy));
         self.load(id, beginning);
         self.announce_blocks(id);
         let behind = self.running.partition_point(|other| self.sequences[other].rank < rank);
@@ -291,23 +284,30 @@ impl Scheduler {
     /// of a sequence that came back, or what the host keeps of a prefix.
     fn load(&mut self, id: SequenceId, beginning: &Beginning) {
         let sequence = self.sequences.get_mut(&id).expect("waiting sequences have a record");
-        let num_found = beginning.blocks.len();
-        let num_before = beginning.num_dropped / self.config.block_size + num_found;
-        let swapped = sequence.swapped.take().map_or_else(Vec::new, |swapped| swapped.blocks);
-        let on_host = if swapped.is_empty() {
-            &beginning.fetched[..]
-        } else {
-            swapped.get(num_before..).unwrap_or_default()
+        let first = &beginning.starts[0];
+        let num_before = first.num_dropped / self.config.block_size + first.blocks.len();
+        let swapped = sequence.swapped.take();
+        let on_host: Vec<&[HostBlockId]> = match &swapped {
+            None => vec![&beginning.fetched],
+            // More than it had was found.
+            Some(swapped) if swapped.num_computed < beginning.num_computed => Vec::new(),
+            Some(Swapped { groups, .. }) => {
+                let behind = groups[0].get(num_before..).unwrap_or_default();
+                [behind].into_iter().chain(groups[1..].iter().map(Vec::as_slice)).collect()
+            }
         };
-        let pairs = sequence.table.blocks()[num_found..].iter().zip(on_host);
-        for (&device, &host) in pairs.rev() {
-            let block = BlockMove { owner: MoveOwner::Sequence(id), device, host };
-            self.moves.swap_in(block, (&mut self.cache, &mut self.swap));
-            sequence.num_loading += 1;
-            sequence.num_arriving += 1;
+        let starts = sequence.tables.iter().zip(&beginning.starts);
+        for ((table, start), on_host) in starts.zip(on_host) {
+            let pairs = table.blocks()[start.blocks.len()..].iter().zip(on_host);
+            for (&device, &host) in pairs.rev() {
+                let block = BlockMove { owner: MoveOwner::Sequence(id), device, host };
+                self.moves.swap_in(block, (&mut self.cache, &mut self.swap));
+                sequence.num_loading += 1;
+                sequence.num_arriving += 1;
+            }
         }
         self.host.num_fetched += beginning.fetched.len() as u64;
         // From here on the moves hold what is still to be read.
-        swapped.into_iter().for_each(|block| self.swap.free(block));
+        swapped.iter().flat_map(Swapped::blocks).for_each(|block| self.swap.free(block));
     }
 }

@@ -62,6 +62,8 @@ pub struct BlockTurn {
     pub copy: BlockCopy,
     /// By how many positions the tokens move on.
     pub by: usize,
+    /// Which layer group's block it is.
+    pub group: usize,
 }
 
 /// A prompt to cut once its last row is computed: to what its last tokens attend to most.
@@ -92,7 +94,7 @@ pub struct Row {
     /// position of the token it yields.
     pub context_len: usize,
     /// Tokens of those before that are not in the KV cache any more: what is left of them counts as
-    /// `num_dropped` fewer.
+    /// `num_dropped` fewer. Those of the first layer group; the others' tables say it of theirs.
     pub num_dropped: usize,
     /// Whether the row reaches the end of what is known, and so yields a token: true for every
     /// decode and for the last chunk of a prefill.

@@ -73,7 +73,7 @@ impl Scheduler {
     fn cut(&mut self, id: SequenceId, context_len: usize) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         if let Some(cut) = sequence.cut_at(context_len) {
-            sequence.table.cut(cut.prompt_len(), &mut self.cache);
+            sequence.tables.only().cut(cut.prompt_len(), &mut self.cache);
         }
     }
 

@@ -23,6 +23,11 @@ pub struct SchedulerConfig {
     /// Blocks of the KV cache. May hold less than one sequence of `max_model_len`; requests that
     /// need more are refused.
     pub num_blocks: usize,
+    /// The model's layer groups behind the first, each with block tables of its own over the same
+    /// blocks: how far back its layers look; `None`: on everything. The first group looks back the
+    /// furthest; how far says each sequence's retention.
+    #[serde(default)]
+    pub other_windows: Vec<Option<usize>>,
     /// What is kept in it, and how sequences give way.
     pub memory: MemoryConfig,
 }
@@ -58,9 +63,12 @@ impl SchedulerConfig {
                 max_num_seqs,
             });
         }
-        let MemoryConfig { num_swap_blocks, max_moved_blocks, .. } = self.memory;
+        let MemoryConfig { num_swap_blocks, max_moved_blocks, keeps_cold_prefixes, .. } = self.memory;
         if u32::try_from(num_swap_blocks).is_err() {
             return Err(SchedulerError::SwapSpaceTooLarge { num_swap_blocks });
+        }
+        if keeps_cold_prefixes && !self.other_windows.is_empty() {
+            return Err(SchedulerError::ColdPrefixesOfGroups);
         }
         if num_swap_blocks > 0 && max_moved_blocks == 0 {
             return Err(SchedulerError::ZeroLimit { field: "max_moved_blocks" });
@@ -86,6 +94,7 @@ mod tests {
             max_model_len: 1,
             block_size: 16,
             num_blocks: 1,
+            other_windows: Vec::new(),
             memory: MemoryConfig {
                 prefix_caching: true,
                 preemption: Preemption::Auto,

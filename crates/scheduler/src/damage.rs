@@ -24,10 +24,10 @@ impl Scheduler {
                 let holds = |id: &&SequenceId| {
                     let sequence = self.sequence(**id);
                     let is_running = matches!(sequence.phase, Phase::Running(_));
-                    is_running && !sequence.table.blocks().is_empty()
+                    is_running && !sequence.tables.first().blocks().is_empty()
                 };
                 let Some(&id) = self.running.iter().find(holds) else { return false };
-                let block = self.sequence(id).table.blocks()[0];
+                let block = self.sequence(id).tables.first().blocks()[0];
                 self.cache.free(block);
                 true
             }

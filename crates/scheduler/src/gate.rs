@@ -14,6 +14,8 @@ pub(crate) struct Terms {
     gate_is_open: bool,
     /// Tokens that running sequences may come to have.
     total_tokens: usize,
+    /// Blocks that they may come to hold.
+    total_blocks: usize,
     /// One decode of every running sequence.
     decodes: StepLoad,
     num_rows: usize,
@@ -25,6 +27,7 @@ impl Terms {
         let mut terms = Self {
             gate_is_open: policy.mixing == Mixing::DecodeFirst || scheduler.is_gate_open(),
             total_tokens: 0,
+            total_blocks: 0,
             decodes: StepLoad::default(),
             num_rows: 0,
         };
@@ -40,15 +43,16 @@ impl Terms {
 
     /// Whether the policy lets a waiting sequence join.
     pub(crate) fn check(&self, id: SequenceId, scheduler: &mut Scheduler) -> Result<(), HeldBack> {
-        let num_tokens = scheduler.most_tokens(scheduler.sequence(id));
-        let (len, has_run) = (scheduler.sequence(id).len(), scheduler.sequence(id).has_run);
-        let total_tokens = self.total_tokens + num_tokens;
+        let sequence = scheduler.sequence(id);
+        let (len, has_run) = (sequence.len(), sequence.has_run);
+        let total_tokens = self.total_tokens + scheduler.most_tokens(sequence);
+        let total_blocks = self.total_blocks + scheduler.most_blocks_ever(sequence);
         if let Batching::Static { batch_size } = scheduler.policy.batching {
             let (num_members, is_closed) = scheduler.static_batch;
             if is_closed || num_members >= batch_size {
                 return Err(HeldBack::StaticBatch);
             }
-            if total_tokens > scheduler.config.num_blocks * scheduler.config.block_size {
+            if total_blocks > scheduler.config.num_blocks {
                 return Err(HeldBack::TotalTokens);
             }
         }
@@ -76,6 +80,7 @@ impl Terms {
 
     fn count(&mut self, sequence: &Sequence, scheduler: &Scheduler) {
         self.total_tokens += scheduler.most_tokens(sequence);
+        self.total_blocks += scheduler.most_blocks_ever(sequence);
         self.decodes.add_row(sequence.len(), 1, true);
         self.num_rows += 1;
     }
@@ -110,11 +115,16 @@ impl Scheduler {
     /// Tokens that a sequence may come to hold in the KV cache: whole blocks where they are
     /// reserved, as in a static batch. Its last token is never an input and needs no place.
     fn most_tokens(&self, sequence: &Sequence) -> usize {
-        let num_places = sequence.final_len - 1;
-        let places_held = self.most_blocks(sequence, num_places) * self.config.block_size;
+        let (num_places, block_size) = (sequence.final_len - 1, self.config.block_size);
+        let places_held = self.most_blocks_ever(sequence) * block_size;
         match self.policy.batching {
             Batching::Continuous => num_places.min(places_held),
-            Batching::Static { .. } => places_held,
+            Batching::Static { .. } => num_places.next_multiple_of(block_size).min(places_held),
         }
+    }
+
+    /// Blocks that a sequence may come to hold, of all layer groups.
+    fn most_blocks_ever(&self, sequence: &Sequence) -> usize {
+        self.most_blocks(sequence, sequence.final_len - 1)
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use inflight_kv_cache::{BlockId, HostBlockId};
+use inflight_kv_cache::{BlockId, BlockTable, HostBlockId};
 
 use crate::policy::Order;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Phase, Sequence};
+use crate::sequence::{Phase, Sequence, Swapped};
 use crate::{SequenceId, StateSlot};
 
 impl Scheduler {
@@ -36,7 +36,7 @@ impl Scheduler {
     fn check_blocks(&self) -> Result<(), String> {
         let mut held = vec![0; self.cache.num_total()];
         let mut owned = vec![false; self.cache.num_total()];
-        let in_tables = self.sequences.values().flat_map(|sequence| sequence.table.held());
+        let in_tables = self.sequences.values().flat_map(|sequence| sequence.tables.held());
         for block in in_tables.chain(self.moves.held_blocks()) {
             held[block.index()] += 1;
             // While a copy is made of a block, it may be the prefix cache's all the same.
@@ -58,25 +58,24 @@ impl Scheduler {
         if free + num_owned + cached != self.cache.num_total() {
             return Err(format!("{free} free, {num_owned} owned and {cached} cached are not all"));
         }
-        let block_size = self.config.block_size;
         for (&id, sequence) in &self.sequences {
-            let first = sequence.num_computed;
-            let to_write = (first..sequence.table.capacity()).step_by(block_size);
-            if to_write.into_iter().any(|at| self.is_shared_with_tables(sequence, at)) {
-                return Err(format!("sequence {id} is to write to a block that others hold"));
-            }
-            let mut turned = sequence.table.turned();
-            if turned.any(|copy| self.cache.ref_count(copy.to) > 1) {
-                return Err(format!("sequence {id} is to turn keys that others hold"));
+            for table in sequence.tables.iter() {
+                let to_write = sequence.num_computed..table.capacity();
+                let mut to_write = to_write.step_by(self.config.block_size);
+                if to_write.any(|at| self.is_shared_with_tables(table, at)) {
+                    return Err(format!("sequence {id} is to write to a block that others hold"));
+                }
+                if table.turned().any(|copy| self.cache.ref_count(copy.to) > 1) {
+                    return Err(format!("sequence {id} is to turn keys that others hold"));
+                }
             }
         }
         Ok(())
     }
 
     /// Moves from the host hold their blocks, too, until they are done; they come before any write.
-    fn is_shared_with_tables(&self, sequence: &Sequence, position: usize) -> bool {
-        let place = position - sequence.table.num_dropped();
-        let block = sequence.table.blocks()[place / self.config.block_size];
+    fn is_shared_with_tables(&self, table: &BlockTable, position: usize) -> bool {
+        let block = table.blocks()[(position - table.num_dropped()) / self.config.block_size];
         let by_moves = self.moves.held_blocks().filter(|&held| held == block).count();
         self.cache.ref_count(block) as usize - by_moves > 1
     }
@@ -86,7 +85,7 @@ impl Scheduler {
         self.swap.check_integrity().map_err(|violation| format!("swap space: {violation}"))?;
         let mut held = vec![0; self.swap.num_total()];
         let swapped = self.sequences.values().filter_map(|sequence| sequence.swapped.as_ref());
-        let by_sequences = swapped.flat_map(|swapped| &swapped.blocks).copied();
+        let by_sequences = swapped.flat_map(Swapped::blocks);
         for block in by_sequences.chain(self.moves.held_host_blocks()) {
             held[block.0 as usize] += 1;
         }
@@ -178,7 +177,7 @@ impl Scheduler {
 /// One record agrees with itself.
 fn check_sequence(sequence: &Sequence) -> Result<(), String> {
     let Sequence { num_computed, num_pending, final_len, .. } = *sequence;
-    let (len, capacity) = (sequence.len(), sequence.table.capacity());
+    let (len, capacity) = (sequence.len(), sequence.tables.capacity());
     let is_sound = match sequence.phase {
         // What was computed for it is gone, but a token may still be on its way.
         Phase::Waiting => num_computed == 0 && capacity == 0 && len < final_len,
@@ -217,6 +216,7 @@ mod tests {
     /// A has launched its prompt, B half of it, C waits.
     fn busy() -> Scheduler {
         let mut scheduler = Scheduler::new(SchedulerConfig {
+            other_windows: Vec::new(),
             max_num_seqs: 2,
             max_num_batched_tokens: 6,
             max_model_len: 100,
@@ -257,8 +257,10 @@ mod tests {
         check(|s| assert!(s.cache.allocate().is_some()), "block 4 counts 1 references, has 0");
         check(
             |s| {
-                let shared = s.sequence(A).table.share(2, &mut s.cache.clone());
-                s.sequence_mut(C).table = shared;
+                let start = s.sequence(A).tables.shared(2).unwrap();
+                let (sequence, mut other) =
+                    (s.sequences.get_mut(&C).unwrap(), s.cache.clone());
+                sequence.tables.adopt(&start, &mut other);
             },
             "block 0 counts 1 references, has 2",
         );
@@ -270,10 +272,10 @@ mod tests {
         );
         check(
             |s| {
-                let shared = s.sequences[&B].table.share(4, &mut s.cache);
-                let table = &mut s.sequences.get_mut(&A).unwrap().table;
-                table.release(&mut s.cache);
-                *table = shared;
+                let start = s.sequences[&B].tables.shared(4).unwrap();
+                let tables = &mut s.sequences.get_mut(&A).unwrap().tables;
+                tables.release(&mut s.cache);
+                tables.adopt(&start, &mut s.cache);
             },
             "sequence 1 is to write to a block that others hold",
         );

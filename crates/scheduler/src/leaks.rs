@@ -10,9 +10,9 @@ impl Scheduler {
     /// References that are missing count as well: they free a block that somebody still uses.
     #[must_use]
     pub fn num_leaked_blocks(&self) -> usize {
-        let in_tables = self.sequences.values().map(|sequence| sequence.table.held().count());
+        let in_tables = self.sequences.values().map(|sequence| sequence.tables.held().count());
         let swapped = self.sequences.values().filter_map(|sequence| sequence.swapped.as_ref());
-        let on_host: usize = swapped.map(|swapped| swapped.blocks.len()).sum();
+        let on_host: usize = swapped.map(|swapped| swapped.blocks().count()).sum();
         let (by_moves, host_by_moves) = self.moves.num_references();
         let held = in_tables.sum::<usize>() + by_moves + self.cache.num_findable();
         let held_on_host = on_host + host_by_moves + self.swap.num_kept();

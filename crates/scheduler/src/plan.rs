@@ -9,6 +9,8 @@
 //! may join and takes blocks for it, `preemption.rs` who gives way, `prompt_share.rs` how many
 //! tokens each prompt gets.
 
+use inflight_kv_cache::GroupTables;
+
 use crate::SequenceId;
 use crate::batch::{Batch, BlockTurn, PromptCut, Row, RowInputs};
 use crate::decision::{Decision, HeldBack, LimitedBy, Share};
@@ -66,7 +68,7 @@ impl Scheduler {
         let cut = |(row, planned): (usize, &Row)| {
             let sequence = self.sequence(planned.id);
             let cut = sequence.cut_at(planned.context_len)?;
-            let blocks = sequence.table.reserved().to_vec();
+            let blocks = sequence.tables.first().reserved().to_vec();
             Some(PromptCut { row, num_observed: cut.num_observed(), blocks })
         };
         batch.rows.iter().enumerate().filter_map(cut).collect()
@@ -240,15 +242,14 @@ impl Scheduler {
         let block_size = self.config.block_size;
         for position in (start..context_len).step_by(block_size).chain([context_len - 1]) {
             // What arrives from the host is held by its move, too.
-            let is_shared =
-                sequence.num_arriving == 0 && sequence.table.is_shared(position, &self.cache);
+            let is_shared = sequence.num_arriving == 0
+                && sequence.tables.iter().any(|table| table.is_shared(position, &self.cache));
             assert!(!is_shared, "sequence {id} would write to a block that it shares");
         }
         let num_uncounted = sequence.num_uncounted();
-        let num_dropped = sequence.table.num_dropped();
+        let num_dropped = sequence.tables.first().num_dropped();
         if sequence.turn_is_due {
-            let turned = sequence.table.turned();
-            batch.turns.extend(turned.map(|copy| BlockTurn { copy, by: num_dropped }));
+            batch.turns.extend(turns(&sequence.tables));
         }
         batch.num_tokens += len;
         batch.num_uncounted += num_uncounted;
@@ -267,4 +268,12 @@ impl Scheduler {
             prompt_len: sequence.prompt_len,
         });
     }
+}
+
+/// Sinks' blocks whose keys are to turn, of every layer group.
+fn turns(tables: &GroupTables) -> impl Iterator<Item = BlockTurn> {
+    tables.iter().enumerate().flat_map(|(group, table)| {
+        let by = table.num_dropped();
+        table.turned().map(move |copy| BlockTurn { copy, by, group })
+    })
 }

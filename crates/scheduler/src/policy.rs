@@ -166,6 +166,7 @@ mod tests {
     #[test]
     fn each_bad_choice_is_named() {
         let limits = SchedulerConfig {
+            other_windows: Vec::new(),
             max_num_seqs: 4,
             max_num_batched_tokens: 8,
             max_model_len: 100,

@@ -11,7 +11,7 @@
 //!   d2h                         [victim's blocks]
 //! ```
 
-use inflight_kv_cache::{KvCacheError, blocks_for};
+use inflight_kv_cache::{BlockId, BlockTable, KvCacheError, blocks_for};
 
 use crate::batch::Batch;
 use crate::moves::{BlockMove, MoveOwner};
@@ -58,10 +58,9 @@ impl Scheduler {
     fn try_room(&mut self, id: SequenceId) -> Result<(), KvCacheError> {
         let most = self.config.max_num_batched_tokens;
         let sequence = self.sequences.get_mut(&id).expect("running sequences have a record");
-        let (num_before, num_dropped) = (sequence.table.num_dropped(), sequence.num_to_drop());
-        sequence.table.slide(num_dropped, sequence.retention.num_sinks(), &mut self.cache)?;
-        sequence.turn_is_due |= num_dropped > num_before;
-        sequence.table.grow_to(sequence.room_wanted(most), &mut self.cache)
+        let (start, len) = (sequence.num_computed, sequence.len());
+        sequence.turn_is_due |= sequence.tables.slide(start, &mut self.cache)?;
+        sequence.tables.grow(start, (len, most), &mut self.cache)
     }
 
     /// Gives room to the prompts whose tables do not reach to their end. Before any row is planned,
@@ -98,19 +97,22 @@ impl Scheduler {
     /// Blocks that a running sequence needs for its next [`LOOKAHEAD`] tokens.
     fn growth_soon(&self, sequence: &Sequence) -> usize {
         let num_places = (sequence.num_computed + LOOKAHEAD).min(sequence.final_len - 1);
-        let num_kept = num_places.saturating_sub(sequence.table.num_dropped());
-        let num_blocks = blocks_for(num_kept, self.config.block_size);
-        let growth = num_blocks.saturating_sub(sequence.table.blocks().len());
+        let growth = |table: &BlockTable| {
+            let num_kept = num_places.saturating_sub(table.num_dropped());
+            let num_blocks = blocks_for(num_kept, self.config.block_size);
+            num_blocks.saturating_sub(table.blocks().len())
+        };
+        let growth: usize = sequence.tables.iter().map(growth).sum();
         let most = self.most_blocks(sequence, num_places);
-        growth.min(most.saturating_sub(sequence.table.held().count()))
+        growth.min(most.saturating_sub(sequence.tables.held().count()))
     }
 
     /// Whether a running sequence that has to give way should keep its keys and values on the host.
     fn is_better_swapped(&self, sequence: &Sequence) -> bool {
-        let num_blocks = blocks_for(sequence.num_computed, self.config.block_size);
-        // What is left of a sequence that dropped tokens is no prefix.
+        let num_blocks = sequence.tables.seen_from(sequence.num_computed).flatten().count();
+        // What is left of a sequence that dropped tokens from all groups is no prefix.
         let may_swap = sequence.num_arriving == 0
-            && sequence.num_to_drop() == 0
+            && sequence.retention.num_dropped(sequence.num_computed, self.config.block_size) == 0
             && sequence.retention.cut().is_none()
             && (1..=self.swap.num_available()).contains(&num_blocks);
         may_swap
@@ -143,15 +145,20 @@ impl Scheduler {
     fn swap_out(&mut self, id: SequenceId) {
         let sequence = self.sequence(id);
         let num_computed = sequence.num_computed;
-        let num_blocks = blocks_for(num_computed, self.config.block_size);
-        let on_device = sequence.table.blocks()[..num_blocks].to_vec();
-        let blocks = self.swap.allocate(num_blocks).expect("only called if there is room");
-        for (device, &host) in on_device.into_iter().zip(&blocks).rev() {
-            let block = BlockMove { owner: MoveOwner::Sequence(id), device, host };
-            self.moves.swap_out(block, (&mut self.cache, &mut self.swap));
+        let seen = sequence.tables.seen_from(num_computed);
+        let on_device: Vec<Vec<BlockId>> = seen.map(<[_]>::to_vec).collect();
+        let mut groups = Vec::new();
+        for blocks in &on_device {
+            let on_host = self.swap.allocate(blocks.len()).expect("only called if there is room");
+            for (&device, &host) in blocks.iter().zip(&on_host).rev() {
+                let block = BlockMove { owner: MoveOwner::Sequence(id), device, host };
+                self.moves.swap_out(block, (&mut self.cache, &mut self.swap));
+            }
+            groups.push(on_host);
         }
         self.recompute(id);
-        let swapped = Swapped { blocks, num_computed, num_leaving: num_blocks };
+        let num_leaving = on_device.iter().map(Vec::len).sum();
+        let swapped = Swapped { groups, num_computed, num_leaving };
         self.sequence_mut(id).swapped = Some(swapped);
         self.num_swaps += 1;
     }

@@ -14,14 +14,14 @@ impl Scheduler {
             return;
         }
         let sequence = self.sequences.get_mut(&id).expect("only called for living sequences");
-        let Sequence { tokens, chain, table, retention, num_computed, num_arriving, .. } = sequence;
+        let Sequence { tokens, chain, tables, retention, num_computed, num_arriving, .. } = sequence;
         chain.extend(tokens);
         if *num_arriving > 0 || !matches!(sequence.phase, Phase::Running(_)) {
             return;
         }
-        let num_before = table.num_found();
+        let num_before = tables.first().num_found();
         let num_exact = retention.num_exact().min(*num_computed);
-        table.cache_full_blocks(num_exact, chain, tokens, &mut self.cache);
+        tables.cache_full_blocks(num_exact, chain, tokens, &mut self.cache);
         // Whether or not they can be found: nobody needs to wait for them any more.
         let num_computed_blocks = *num_computed / self.config.block_size;
         let computed = chain.hashes().iter().take(num_computed_blocks).skip(num_before);
@@ -37,7 +37,7 @@ impl Scheduler {
         let sequence = &self.sequences[&id];
         let most = sequence.retention.num_exact() / self.config.block_size;
         let hashes = sequence.chain.hashes().iter().take(most);
-        for &hash in hashes.skip(sequence.table.num_found()) {
+        for &hash in hashes.skip(sequence.tables.first().num_found()) {
             self.announced.entry(hash).or_insert(id);
         }
     }
@@ -75,13 +75,17 @@ impl Scheduler {
         missing.is_some_and(is_announced)
     }
 
-    /// The blocks that a waiting sequence need not compute; its last token it always computes, and
-    /// if its prompt is probed all of them.
+    /// The blocks that a waiting sequence need not compute, of the first layer group; all groups
+    /// have what is needed of theirs. Its last token it always computes, and if its prompt is probed
+    /// all of them.
     pub(crate) fn find_prefix(&self, sequence: &Sequence) -> Vec<BlockId> {
         if sequence.probes_prompt {
             return Vec::new();
         }
-        self.cache.find(&sequence.chain, &sequence.tokens, self.most_found(sequence))
+        let most = self.most_found(sequence);
+        let mut found = self.cache.find(&sequence.chain, &sequence.tokens, most);
+        found.truncate(sequence.tables.num_usable(&found, &self.cache));
+        found
     }
 
     /// Most blocks that a sequence can begin with.

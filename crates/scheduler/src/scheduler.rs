@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use inflight_kv_cache::{BlockHash, BlockTable, KvCache, Retention, SwapSpace};
+use inflight_kv_cache::{BlockHash, GroupTables, KvCache, Retention, SwapSpace};
 
 use crate::batch::Batch;
 use crate::file_prefixes::FilePrefixes;
@@ -13,7 +13,7 @@ use crate::latency::LatencyControl;
 use crate::moves::MoveQueue;
 use crate::policy::Order;
 use crate::queue::{Rank, WaitingQueue};
-use crate::sequence::{Entry, Phase, Sequence, final_len};
+use crate::sequence::{Entry, Phase, Sequence, Swapped, final_len};
 use crate::state_slot::StateSlots;
 use crate::tenant::{Accounts, Tenant};
 use crate::{
@@ -173,7 +173,9 @@ impl Scheduler {
         // The last token is never an input, so its position needs no place.
         let num_places = final_len(prompt_len, max_tokens, max_model_len) - 1;
         let most = self.config.max_num_batched_tokens;
-        let needed_blocks = retention.most_blocks(num_places, most, block_size);
+        let of = |retention: Retention| retention.most_blocks(num_places, most, block_size);
+        let others = self.config.other_windows.iter().map(|window| retention.of_group(*window));
+        let needed_blocks = of(retention) + others.map(of).sum::<usize>();
         if needed_blocks > num_blocks {
             return Err(AdmissionError::LargerThanCache {
                 prompt_len,
@@ -260,14 +262,15 @@ impl Scheduler {
         sequence.tokens.len() - sequence.prompt_len
     }
 
-    /// The blocks of a sequence; empty unless it runs. To be read between `plan` and `advance`,
-    /// since `advance` already gives back those of a sequence whose last token is launched.
+    /// The blocks of a sequence, of each layer group; empty unless it runs. To be read between
+    /// `plan` and `advance`, since `advance` already gives back those of a sequence whose last token
+    /// is launched.
     ///
     /// # Panics
     /// When there is no such sequence.
     #[must_use]
-    pub fn block_table(&self, id: SequenceId) -> &BlockTable {
-        &self.sequence(id).table
+    pub fn block_tables(&self, id: SequenceId) -> &GroupTables {
+        &self.sequence(id).tables
     }
 
     /// Whether every sequence has ended and nothing is on its way between host and device.
@@ -382,7 +385,7 @@ impl Scheduler {
         self.forget_lapses(id);
         let Some(ended) = self.sequences.remove(&id) else { return };
         self.accounts.close(ended.account);
-        for block in ended.swapped.into_iter().flat_map(|swapped| swapped.blocks) {
+        for block in ended.swapped.iter().flat_map(Swapped::blocks) {
             self.swap.free(block);
         }
     }
@@ -401,12 +404,12 @@ impl Scheduler {
         };
         sequence.turn_is_due = false;
         self.moves.cancel_copies(id, &mut self.cache);
-        for hash in &sequence.chain.hashes()[sequence.table.num_cached()..] {
+        for hash in &sequence.chain.hashes()[sequence.tables.first().num_cached()..] {
             if self.announced.get(hash) == Some(&id) {
                 self.announced.remove(hash);
             }
         }
-        sequence.table.release(&mut self.cache);
+        sequence.tables.release(&mut self.cache);
         self.state_slots.free(slot);
         self.running.retain(|&other| other != id);
     }

@@ -3,7 +3,7 @@
 use std::{cell::Cell, fmt, time::Duration};
 
 use inflight_kv_cache::{
-    Attended, BlockHash, BlockTable, HostBlockId, PrefixChain, PrefixKey, Retention,
+    Attended, BlockHash, GroupTables, HostBlockId, PrefixChain, PrefixKey, Retention,
 };
 
 use crate::queue::Rank;
@@ -107,16 +107,16 @@ pub(crate) struct Sequence {
     pub(crate) stop_token_ids: Vec<u32>,
     /// Sampled tokens that are launched and not committed; they follow `tokens`.
     pub(crate) num_pending: usize,
-    /// Positions launched since the last admission: their keys and values are in `table`'s blocks,
+    /// Positions launched since the last admission: their keys and values are in `tables`' blocks,
     /// or will be before any later work on the compute stream.
     pub(crate) num_computed: usize,
     /// No row was launched since the state slot was assigned.
     pub(crate) is_fresh: bool,
     pub(crate) phase: Phase,
     /// Empty unless running.
-    pub(crate) table: BlockTable,
+    pub(crate) tables: GroupTables,
     pub(crate) retention: Retention,
-    /// Its table has let go of tokens and no row was launched since: its sinks' keys are to turn.
+    /// Its tables have let go of tokens and no row was launched since: its sinks' keys are to turn.
     pub(crate) turn_is_due: bool,
     /// Hashes of its full blocks.
     pub(crate) chain: PrefixChain,
@@ -124,7 +124,7 @@ pub(crate) struct Sequence {
     pub(crate) missing: Cell<Option<BlockHash>>,
     /// What the host has of it, until all of that is back on the device.
     pub(crate) swapped: Option<Swapped>,
-    /// Blocks of the table whose content is on its way from the host and not launched.
+    /// Blocks of the tables whose content is on its way from the host and not launched.
     pub(crate) num_loading: usize,
     /// The same, not collected: until then others must not find them.
     pub(crate) num_arriving: usize,
@@ -163,8 +163,9 @@ pub(crate) struct Entry {
 /// What the host has of a sequence that gave way.
 #[derive(Debug)]
 pub(crate) struct Swapped {
-    /// Blocks of the host, in the order of the sequence's tokens.
-    pub(crate) blocks: Vec<HostBlockId>,
+    /// Blocks of the host, of each layer group, in the order of the sequence's tokens: of those that
+    /// the next row sees.
+    pub(crate) groups: Vec<Vec<HostBlockId>>,
     /// Positions that they hold.
     pub(crate) num_computed: usize,
     /// Blocks that are still on their way to the host.
@@ -191,7 +192,7 @@ impl Sequence {
             num_computed: 0,
             is_fresh: true,
             phase: Phase::Waiting,
-            table: BlockTable::new(config.block_size),
+            tables: GroupTables::new(config.block_size, spec.retention, &config.other_windows),
             retention: spec.retention,
             turn_is_due: false,
             chain,
@@ -240,17 +241,6 @@ impl Sequence {
         if self.probes_prompt && self.is_in_prompt() { len } else { 0 }
     }
 
-    /// Tokens for which there is to be room in the table before its next row, if rows have at most
-    /// `most` tokens.
-    pub(crate) fn room_wanted(&self, most: usize) -> usize {
-        self.len().min(self.retention.reach(self.num_computed, most))
-    }
-
-    /// Tokens that the table should have let go of before its next row.
-    pub(crate) fn num_to_drop(&self) -> usize {
-        self.retention.num_dropped(self.num_computed, self.table.block_size())
-    }
-
     /// The cut that its prompt gets with a row that ends here.
     pub(crate) fn cut_at(&self, context_len: usize) -> Option<Attended> {
         self.retention.cut().filter(|cut| context_len == cut.prompt_len())
@@ -270,19 +260,27 @@ impl Sequence {
         is_next.then_some(cut.num_observed())
     }
 
-    /// Tokens for which there is room in the table.
+    /// Tokens for which there is room in the tables.
     pub(crate) fn room(&self) -> usize {
-        self.table.capacity().saturating_sub(self.num_computed)
+        self.tables.capacity().saturating_sub(self.num_computed)
     }
 
-    /// Whether the table is ready for the next row: has let go of what it should and has room.
+    /// Whether the tables are ready for the next row: have let go of what they should and have
+    /// room.
     pub(crate) fn has_room(&self) -> bool {
-        self.num_to_drop() <= self.table.num_dropped() && self.room() > 0
+        !self.tables.is_behind(self.num_computed) && self.room() > 0
     }
 
     /// Whether the last token it may have is launched or committed.
     pub(crate) fn is_complete(&self) -> bool {
         self.len() >= self.final_len
+    }
+}
+
+impl Swapped {
+    /// Every block of the host.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = HostBlockId> {
+        self.groups.iter().flatten().copied()
     }
 }
 

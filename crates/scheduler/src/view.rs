@@ -1,5 +1,7 @@
 //! A look at the sequences, for people.
 
+use inflight_kv_cache::BlockTable;
+
 use crate::scheduler::Scheduler;
 use crate::sequence::Phase;
 use crate::{SequenceId, Tenant};
@@ -19,7 +21,7 @@ pub struct SequenceView {
     pub len: usize,
     /// Tokens that the device has computed, or will have before anything that comes later.
     pub num_computed: usize,
-    /// Its blocks, in the order of its tokens.
+    /// Its blocks, of one layer group after the other, each in the order of its tokens.
     pub blocks: Vec<u32>,
 }
 
@@ -36,7 +38,7 @@ impl Scheduler {
             prompt_len: sequence.prompt_len,
             len: sequence.len(),
             num_computed: sequence.num_computed,
-            blocks: sequence.table.blocks().iter().map(|block| block.0).collect(),
+            blocks: sequence.tables.iter().flat_map(BlockTable::blocks).map(|id| id.0).collect(),
         };
         sequences.into_iter().map(view).collect()
     }

@@ -131,6 +131,7 @@ impl Device {
         (max_num_seqs, max_num_batched_tokens): (usize, usize),
     ) -> Self {
         let mut scheduler = Scheduler::new(SchedulerConfig {
+            other_windows: Vec::new(),
             max_num_seqs,
             max_num_batched_tokens,
             max_model_len: 40_000,

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use inflight_kv_cache::{Attended, Retention};
+use inflight_kv_cache::{Attended, BlockTable, Retention};
 use inflight_scheduler::{
     Batch, BlockMove, BlockTurn, Moves, PromptCut, Row, RowInputs, Scheduler, SchedulerConfig,
     SequenceId,
@@ -19,18 +19,31 @@ use crate::workload::Identity;
 #[derive(Debug)]
 pub(crate) struct StagedRow {
     row: Row,
-    /// `[context_len - num_dropped]`: place in the KV cache of every position that the row reads
-    /// or writes.
-    slot_mapping: Vec<u32>,
+    /// Of each layer group.
+    places: Vec<Places>,
     /// `[len]`; `None` is taken from the previous batch's output.
     inputs: Vec<Option<u32>>,
     /// `[num_uncounted]`: tokens before the inputs that were not counted yet.
     uncounted: Vec<u32>,
 }
 
+/// What a row knows of one layer group's keys and values.
+#[derive(Debug)]
+struct Places {
+    num_dropped: usize,
+    /// `[context_len - num_dropped]`: place in the KV cache of every position that the row reads
+    /// or writes.
+    slot_mapping: Vec<u32>,
+}
+
 impl StagedRow {
     pub(crate) fn stage(row: &Row, scheduler: &Scheduler) -> Self {
-        let table = scheduler.block_table(row.id);
+        let tables = scheduler.block_tables(row.id);
+        assert_eq!(tables.first().num_dropped(), row.num_dropped);
+        let places = |table: &BlockTable| Places {
+            num_dropped: table.num_dropped(),
+            slot_mapping: (table.num_dropped()..row.context_len).map(|at| table.slot(at)).collect(),
+        };
         let tokens = scheduler.tokens(row.id);
         let inputs = match row.inputs {
             RowInputs::Known => {
@@ -44,7 +57,7 @@ impl StagedRow {
         };
         Self {
             row: row.clone(),
-            slot_mapping: (row.num_dropped..row.context_len).map(|at| table.slot(at)).collect(),
+            places: tables.iter().map(places).collect(),
             inputs,
             uncounted: tokens[..row.num_uncounted].to_vec(),
         }
@@ -60,6 +73,11 @@ type Entry = u64;
 fn kept_position(cut: &Attended, i: usize) -> usize {
     let num_first = cut.num_kept() - cut.num_observed();
     if i < num_first { i } else { cut.prompt_len() - cut.num_kept() + i }
+}
+
+/// What a layer group's place holds of what the first one's does.
+fn of_group(entry: Entry, group: usize) -> Entry {
+    entry ^ (group as u64).wrapping_mul(0x94d0_49bb_1331_11eb)
 }
 
 /// What a place holds whose keys were turned.
@@ -123,31 +141,37 @@ impl Known {
         }
     }
 
-    /// What the place of the row's context number `i` must hold.
-    fn seen(&mut self, row: &Row, i: usize) -> Entry {
+    /// What the place number `i` of the context must hold of a row that dropped tokens.
+    fn seen(&mut self, num_dropped: usize, i: usize) -> Entry {
         let num_sinks = self.identity.lengths.retention.num_sinks();
-        if let (Some(cut), 1..) = (self.identity.lengths.retention.cut(), row.num_dropped)
+        if let (Some(cut), 1..) = (self.identity.lengths.retention.cut(), num_dropped)
             && i < cut.num_kept()
         {
             return self.entry(kept_position(&cut, i));
         }
-        match row.num_dropped {
+        match num_dropped {
             0 => self.entry(i),
             by if i < num_sinks => turned(self.entry(i), by),
             num_dropped => self.entry(num_dropped + i),
         }
     }
 
-    /// Checks that a row sees what it must and no more.
-    fn check_dropped(&self, row: &Row) {
-        for position in row.start..row.context_len {
-            match self.identity.lengths.retention {
-                Retention::All => assert_eq!(row.num_dropped, 0),
-                Retention::Sinks(_) | Retention::Attended(_) => {
-                    assert_eq!(row.num_dropped, self.num_unseen(position))
-                }
-                Retention::Window { window } => {
-                    assert!(row.num_dropped <= (position + 1).saturating_sub(window));
+    /// Checks that a row sees what it must of each layer group.
+    fn check_dropped(&self, staged: &StagedRow, windows: &[Option<usize>]) {
+        let retention = self.identity.lengths.retention;
+        let others = windows.iter().map(|window| retention.of_group(*window));
+        let retentions: Vec<_> = [retention].into_iter().chain(others).collect();
+        assert_eq!(retentions.len(), staged.places.len());
+        for (retention, Places { num_dropped, .. }) in retentions.into_iter().zip(&staged.places) {
+            for position in staged.row.start..staged.row.context_len {
+                match retention {
+                    Retention::All => assert_eq!(*num_dropped, 0),
+                    Retention::Sinks(_) | Retention::Attended(_) => {
+                        assert_eq!(*num_dropped, self.num_unseen(position))
+                    }
+                    Retention::Window { window } => {
+                        assert!(*num_dropped <= (position + 1).saturating_sub(window));
+                    }
                 }
             }
         }
@@ -164,6 +188,8 @@ pub(crate) struct Device {
     outputs: Vec<(SequenceId, u32)>,
     sequences: HashMap<SequenceId, Known>,
     block_size: usize,
+    /// Of the layer groups behind the first.
+    windows: Vec<Option<usize>>,
     move_time: MoveTime,
     pub(crate) num_computed_tokens: usize,
 }
@@ -177,6 +203,7 @@ impl Device {
             outputs: Vec::new(),
             sequences: HashMap::new(),
             block_size: config.block_size,
+            windows: config.other_windows.clone(),
             move_time,
             num_computed_tokens: 0,
         }
@@ -199,7 +226,7 @@ impl Device {
         self.copy(moves);
         self.turn(&batch.turns);
         for staged in rows {
-            self.begin_row(&staged.row);
+            self.begin_row(staged);
             self.check_context(staged, staged.row.start);
         }
         let mut written = HashSet::new();
@@ -240,7 +267,7 @@ impl Device {
         assert_eq!(planned.num_observed, cut.num_observed());
         assert_eq!(planned.blocks.len() * self.block_size, cut.num_kept());
         for i in 0..cut.num_kept() {
-            let from = staged.slot_mapping[kept_position(&cut, i)] as usize;
+            let from = staged.places[0].slot_mapping[kept_position(&cut, i)] as usize;
             let block = planned.blocks[i / self.block_size].index();
             self.memory[block * self.block_size + i % self.block_size] = self.memory[from];
         }
@@ -248,7 +275,7 @@ impl Device {
 
     /// Turns keys of whole blocks; no block is written by one turn and read by another.
     fn turn(&mut self, turns: &[BlockTurn]) {
-        for BlockTurn { copy, by } in turns {
+        for BlockTurn { copy, by, .. } in turns {
             assert!(turns.iter().all(|other| other.copy.to != copy.from));
             for i in 0..self.block_size {
                 let [from, to] =
@@ -289,23 +316,26 @@ impl Device {
     }
 
     /// A row continues where its sequence's last one ended, or starts all over.
-    fn begin_row(&mut self, row: &Row) {
+    fn begin_row(&mut self, staged: &StagedRow) {
+        let row = &staged.row;
         let known = self.sequences.get_mut(&row.id).expect("only added sequences have rows");
         let is_next = row.start == known.num_computed;
         assert!(row.fresh || is_next, "positions are computed in order, once");
         assert_eq!(row.context_len, row.start + row.len);
         known.num_computed = row.context_len;
-        known.check_dropped(row);
+        known.check_dropped(staged, &self.windows);
         self.num_computed_tokens += row.len;
     }
 
     /// The places of the row's context up to a position hold what its own tokens give.
     fn check_context(&mut self, staged: &StagedRow, end: usize) {
         let known = self.sequences.get_mut(&staged.row.id).expect("checked before");
-        let (id, num_kept) = (staged.row.id, end - staged.row.num_dropped);
-        for (i, &slot) in staged.slot_mapping.iter().enumerate().take(num_kept) {
-            let expected = Some(known.seen(&staged.row, i));
-            assert_eq!(self.memory[slot as usize], expected, "{id}: {i} at {slot}");
+        let id = staged.row.id;
+        for (group, Places { num_dropped, slot_mapping }) in staged.places.iter().enumerate() {
+            for (i, &slot) in slot_mapping.iter().enumerate().take(end - num_dropped) {
+                let expected = Some(of_group(known.seen(*num_dropped, i), group));
+                assert_eq!(self.memory[slot as usize], expected, "{id}, {group}: {i} at {slot}");
+            }
         }
     }
 
@@ -318,12 +348,15 @@ impl Device {
         }
         for (i, &input) in staged.inputs.iter().enumerate() {
             let position = start + i;
-            let slot = staged.slot_mapping[position - staged.row.num_dropped];
-            assert!(written.insert(slot), "place {slot} has two writers in one batch");
             let token = input.unwrap_or_else(|| self.carry_over(id));
             let known = self.sequences.get_mut(&id).expect("checked before");
             assert_eq!(token, known.identity.token(position), "sequence {id}, {position}");
-            self.memory[slot as usize] = Some(known.entry(position));
+            let entry = known.entry(position);
+            for (group, Places { num_dropped, slot_mapping }) in staged.places.iter().enumerate() {
+                let slot = slot_mapping[position - num_dropped];
+                assert!(written.insert(slot), "place {slot} has two writers in one batch");
+                self.memory[slot as usize] = Some(of_group(entry, group));
+            }
             self.state_mut(&staged.row).tokens.push(token);
         }
     }

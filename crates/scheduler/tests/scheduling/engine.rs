@@ -246,7 +246,7 @@ impl Engine {
         self.check_integrity();
         self.somebody_joined = false;
         for (&id, record) in self.records.iter_mut().filter(|(_, record)| !record.has_ended()) {
-            let runs = !self.scheduler.block_table(id).blocks().is_empty();
+            let runs = !self.scheduler.block_tables(id).first().blocks().is_empty();
             self.somebody_joined |= runs && !record.has_run;
             record.has_run |= runs;
         }

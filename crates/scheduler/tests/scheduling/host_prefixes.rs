@@ -14,6 +14,7 @@ const NUM_BLOCKS: usize = 48;
 
 fn config(num_swap_blocks: usize) -> SchedulerConfig {
     SchedulerConfig {
+        other_windows: Vec::new(),
         max_num_seqs: 4,
         max_num_batched_tokens: 32,
         max_model_len: 80,

@@ -29,6 +29,7 @@ impl Steps {
         (max_model_len, num_blocks): (usize, usize),
     ) -> Self {
         let mut scheduler = Scheduler::new(SchedulerConfig {
+            other_windows: Vec::new(),
             max_num_seqs: 4,
             max_num_batched_tokens,
             max_model_len,

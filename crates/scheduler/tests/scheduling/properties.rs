@@ -18,6 +18,7 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
     (sizes, memory()).prop_map(
         |((max_num_seqs, spare_budget, max_model_len, block_size, pool_percent), memory)| {
             SchedulerConfig {
+                other_windows: Vec::new(),
                 max_num_seqs,
                 max_num_batched_tokens: max_num_seqs + spare_budget,
                 max_model_len,
@@ -46,6 +47,32 @@ fn memory() -> impl Strategy<Value = MemoryConfig> {
             max_moved_blocks,
         },
     )
+}
+
+/// The same for a model of several layer groups, of which the first sees everything. Nothing cold
+/// is kept on the host.
+fn grouped() -> impl Strategy<Value = SchedulerConfig> {
+    let window = prop_oneof![1 => Just(None), 3 => (1usize..20).prop_map(Some)];
+    (config(), prop::collection::vec(window, 1..4)).prop_map(|(config, other_windows)| {
+        let num_groups = 1 + other_windows.len();
+        let memory = MemoryConfig { keeps_cold_prefixes: false, ..config.memory };
+        let num_blocks = config.num_blocks * num_groups;
+        SchedulerConfig { other_windows, memory, num_blocks, ..config }
+    })
+}
+
+/// Sequences that keep sinks and a window by choice, if asked for, beside those that keep all.
+fn sinks_or_all(config: &SchedulerConfig, script: Vec<(Turn, Choices)>) -> Vec<Turn> {
+    let choose = |(mut turn, choices): (Turn, Choices)| {
+        for (lengths, choice) in turn.adds.iter_mut().zip(choices) {
+            if let Some((num_sinks, window)) = choice.filter(|(num_sinks, _)| num_sinks % 2 == 0) {
+                let sinks = SinkWindow::new(num_sinks, window, config.block_size);
+                lengths.retention = Retention::Sinks(sinks);
+            }
+        }
+        turn
+    };
+    script.into_iter().map(choose).collect()
 }
 
 fn lengths() -> impl Strategy<Value = Lengths> {
@@ -256,6 +283,35 @@ proptest! {
     ) {
         let script = forgetful(&config, window, script);
         check_overlap(&config, &script)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 700,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Every layer group of every sequence holds what its layers see, whatever the schedule.
+    #[test]
+    fn so_do_sequences_of_several_layer_groups(
+        config in grouped(),
+        script in choosy_script(),
+    ) {
+        let script = sinks_or_all(&config, script);
+        check_overlap(&config, &script)?;
+    }
+
+    #[test]
+    fn so_do_they_under_every_policy(
+        config in grouped(),
+        policy in policy(),
+        script in prop::collection::vec(turn(), 1..16),
+    ) {
+        let serial = run_policy(&config, &policy, &script, false);
+        let overlapped = run_policy(&config, &policy, &script, true);
+        check_same_tokens(&serial, &overlapped)?;
     }
 }
 

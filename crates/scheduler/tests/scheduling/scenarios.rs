@@ -23,6 +23,7 @@ const MEMORY: MemoryConfig = MemoryConfig {
 
 fn scheduler(max_num_batched_tokens: usize, block_size: usize, num_blocks: usize) -> Scheduler {
     Scheduler::new(SchedulerConfig {
+        other_windows: Vec::new(),
         max_num_seqs: 4,
         max_num_batched_tokens,
         max_model_len: 100,
@@ -76,7 +77,7 @@ fn chunks_fill_what_decodes_leave_of_the_budget() {
     assert_eq!(fresh, [false, false, true]);
     let slots: Vec<StateSlot> = second.rows.iter().map(|row| row.state_slot).collect();
     assert_eq!(slots, [StateSlot(0), StateSlot(1), StateSlot(2)]);
-    assert_eq!(scheduler.block_table(C).blocks().len(), 2);
+    assert_eq!(scheduler.block_tables(C).first().blocks().len(), 2);
     assert_eq!(scheduler.num_free_blocks(), 100 - 1 - 3 - 2);
     scheduler.commit(A, 1).expect("A runs");
     let third = launch(&mut scheduler);
@@ -115,7 +116,7 @@ fn preempt_with_a_token_in_flight() -> Scheduler {
     assert_eq!((scheduler.num_free_blocks(), scheduler.num_preemptions()), (0, 0));
     assert_eq!(rows(&launch(&mut scheduler)), [(A, 6..7, true)]);
     assert_eq!((scheduler.num_preemptions(), scheduler.num_waiting()), (1, 1));
-    assert_eq!(scheduler.block_table(B).blocks(), []);
+    assert_eq!(scheduler.block_tables(B).first().blocks(), []);
     scheduler
 }
 
@@ -331,6 +332,7 @@ fn mixed(i: usize) -> Lengths {
 fn fifty_requests_finish_in_a_pool_barely_larger_than_one() {
     for overlap in [false, true] {
         let config = SchedulerConfig {
+            other_windows: Vec::new(),
             max_num_seqs: 16,
             max_num_batched_tokens: 32,
             max_model_len: 61,
@@ -350,6 +352,7 @@ fn fifty_requests_finish_in_a_pool_barely_larger_than_one() {
 fn two_thousand_aborts_leave_the_neighbours_alone() {
     let moments = [Moment::BeforePlan, Moment::Launched, Moment::Advanced, Moment::MidCollect];
     let config = SchedulerConfig {
+        other_windows: Vec::new(),
         max_num_seqs: 16,
         max_num_batched_tokens: 48,
         max_model_len: 61,
@@ -382,6 +385,7 @@ fn two_thousand_aborts_leave_the_neighbours_alone() {
 #[test]
 fn a_static_batch_decodes_when_all_outputs_of_its_requests_are_there() {
     let config = SchedulerConfig {
+        other_windows: Vec::new(),
         max_num_seqs: 2,
         max_num_batched_tokens: 7,
         max_model_len: 20,

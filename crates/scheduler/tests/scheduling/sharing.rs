@@ -12,6 +12,7 @@ const BLOCK_SIZE: usize = 16;
 
 fn scheduler(max_num_seqs: usize, memory: MemoryConfig) -> Scheduler {
     Scheduler::new(SchedulerConfig {
+        other_windows: Vec::new(),
         max_num_seqs,
         max_num_batched_tokens: 8192,
         max_model_len: 8192,
@@ -113,6 +114,7 @@ fn fifty_requests_finish_however_they_give_way() {
         (Preemption::Recompute, true, true),
     ] {
         let config = SchedulerConfig {
+            other_windows: Vec::new(),
             max_num_seqs: 16,
             max_num_batched_tokens: 32,
             max_model_len: 61,
@@ -140,6 +142,7 @@ fn fifty_requests_finish_however_they_give_way() {
 fn auto_goes_by_what_was_measured() {
     let swaps = |costs: Option<MoveCosts>| {
         let config = SchedulerConfig {
+            other_windows: Vec::new(),
             max_num_seqs: 16,
             max_num_batched_tokens: 32,
             max_model_len: 61,

@@ -144,7 +144,12 @@ impl Lengths {
     fn most_blocks(&self, config: &SchedulerConfig) -> usize {
         let last_position = (self.prompt_len + self.max_tokens).min(config.max_model_len) - 1;
         let SchedulerConfig { max_num_batched_tokens, block_size, .. } = *config;
-        self.retention.most_blocks(last_position, max_num_batched_tokens, block_size)
+        let windows = config.other_windows.iter();
+        let others = windows.map(|window| self.retention.of_group(*window));
+        let most = |retention: Retention| {
+            retention.most_blocks(last_position, max_num_batched_tokens, block_size)
+        };
+        most(self.retention) + others.map(most).sum::<usize>()
     }
 
     /// Most places that the sequence takes at once. What is kept is kept in whole blocks.
