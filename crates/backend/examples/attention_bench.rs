@@ -78,6 +78,7 @@ impl<B: Backend> Bench<B> {
             max_rows: 32,
             max_blocks: 32 * (2048 / BLOCK_SIZE),
             max_bias: 0,
+            num_more_groups: 0,
         };
         let num_words = capacity.shape().num_words();
         let random = |name: &str, len, std| HostTensor {

@@ -447,6 +447,18 @@ pub struct DeviceBatch<B: Backend> {
     pub sampling: B::Buffer,
     pub bias_ids: B::Buffer,
     pub bias_values: B::Buffer,
+    /// Of the layer groups behind the first.
+    pub more_groups: Vec<GroupPlaces<B>>,
+}
+
+/// Where a layer group's keys and values are, of one step: what it has of its own in
+/// [`DeviceBatch`].
+#[derive(Clone)]
+#[allow(missing_docs)]
+pub struct GroupPlaces<B: Backend> {
+    pub slot_mapping: B::Buffer,
+    pub context_lens: B::Buffer,
+    pub block_starts: B::Buffer,
 }
 
 impl<B: Backend> DeviceBatch<B> {
@@ -467,7 +479,33 @@ impl<B: Backend> DeviceBatch<B> {
             sampling: alloc("sampling", at.sampling)?,
             bias_ids: alloc("bias_ids", at.bias_ids)?,
             bias_values: alloc("bias_values", at.bias_values)?,
+            more_groups: at
+                .more_groups
+                .into_iter()
+                .map(|at| {
+                    Ok(GroupPlaces {
+                        slot_mapping: alloc("slot_mapping", at.slot_mapping)?,
+                        context_lens: alloc("context_lens", at.context_lens)?,
+                        block_starts: alloc("block_starts", at.block_starts)?,
+                    })
+                })
+                .collect::<Result<_, _>>()?,
         })
+    }
+
+    /// The same batch as the operators of a layer group's layers see it; groups count from 0.
+    ///
+    /// # Panics
+    /// When there is no such group.
+    pub fn of_group(&self, group: usize) -> Self {
+        let mut batch = Self { more_groups: Vec::new(), ..self.clone() };
+        if let Some(group) = group.checked_sub(1) {
+            let places = self.more_groups[group].clone();
+            batch.slot_mapping = places.slot_mapping;
+            batch.context_lens = places.context_lens;
+            batch.block_starts = places.block_starts;
+        }
+        batch
     }
 }
 

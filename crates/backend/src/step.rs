@@ -19,6 +19,16 @@
 //! bias_values    [num_bias]          by how much (f32)
 //! ```
 //!
+//! Where a model's layers form several groups, those behind the first have places, lengths and
+//! starts of their own; `blocks` has the tables of all groups, one group after the other:
+//!
+//! ```text
+//! for each of num_more_groups:
+//!   slot_mapping [num_tokens]
+//!   context_lens [num_rows]
+//!   block_starts [num_rows + 1]
+//! ```
+//!
 //! The first device operation of a step unpacks it to fixed addresses and replaces carried-over
 //! tokens, so that a captured graph never sees an offset.
 
@@ -29,6 +39,9 @@ use crate::SamplingRow;
 /// Words of the `counts` section.
 const NUM_COUNTS: usize = 8;
 
+/// Most layer groups of a model, the first one included.
+pub const MAX_LAYER_GROUPS: usize = 8;
+
 /// How many of everything one step has. Known to the host when it launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -38,6 +51,8 @@ pub struct StepShape {
     pub num_blocks: usize,
     pub num_sampled: usize,
     pub num_bias: usize,
+    /// Layer groups behind the first.
+    pub num_more_groups: usize,
 }
 
 /// The most of everything that a step may have: sizes every buffer.
@@ -48,6 +63,8 @@ pub struct StepCapacity {
     pub max_rows: usize,
     pub max_blocks: usize,
     pub max_bias: usize,
+    /// Layer groups behind the first.
+    pub num_more_groups: usize,
 }
 
 /// Where each section lies in the packed words.
@@ -68,6 +85,16 @@ pub struct StepLayout {
     pub sampling: Range<usize>,
     pub bias_ids: Range<usize>,
     pub bias_values: Range<usize>,
+    pub more_groups: Vec<GroupLayout>,
+}
+
+/// Where the sections of a layer group behind the first lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct GroupLayout {
+    pub slot_mapping: Range<usize>,
+    pub context_lens: Range<usize>,
+    pub block_starts: Range<usize>,
 }
 
 impl StepShape {
@@ -94,14 +121,22 @@ impl StepShape {
             sampling: section(self.num_sampled * SamplingRow::WORDS),
             bias_ids: section(self.num_bias),
             bias_values: section(self.num_bias),
+            more_groups: (0..self.num_more_groups)
+                .map(|_| GroupLayout {
+                    slot_mapping: section(self.num_tokens),
+                    context_lens: section(self.num_rows),
+                    block_starts: section(self.num_rows + 1),
+                })
+                .collect(),
         }
     }
 
     /// As the words of the `counts` section.
     pub fn to_words(&self) -> [u32; NUM_COUNTS] {
         let count = |value: usize| u32::try_from(value).expect("a step's counts fit 32 bits");
-        let Self { num_tokens, num_rows, num_blocks, num_sampled, num_bias } = *self;
-        let counts = [num_tokens, num_rows, num_blocks, num_sampled, num_bias];
+        let Self { num_tokens, num_rows, num_blocks, num_sampled, num_bias, num_more_groups } =
+            *self;
+        let counts = [num_tokens, num_rows, num_blocks, num_sampled, num_bias, num_more_groups];
         let mut words = [0; NUM_COUNTS];
         for (word, value) in words.iter_mut().zip(counts) {
             *word = count(value);
@@ -111,7 +146,9 @@ impl StepShape {
 
     /// Words of a step of this shape.
     pub fn num_words(&self) -> usize {
-        self.layout().bias_values.end
+        let group = 2 * self.num_rows + 1 + self.num_tokens;
+        let first = Self { num_more_groups: 0, ..*self };
+        first.layout().bias_values.end + self.num_more_groups * group
     }
 }
 
@@ -124,6 +161,7 @@ impl StepCapacity {
             num_blocks: self.max_blocks,
             num_sampled: self.max_rows,
             num_bias: self.max_bias,
+            num_more_groups: self.num_more_groups,
         }
     }
 }
@@ -172,9 +210,28 @@ pub struct StepInputs {
     pub sample_indices: Vec<u32>,
     pub sampling: Vec<SamplingRow>,
     pub bias: Vec<(u32, f32)>,
+    /// Of the layer groups behind the first.
+    pub more_groups: Vec<GroupInputs>,
+}
+
+/// What a step knows of a layer group behind the first.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)]
+pub struct GroupInputs {
+    pub slot_mapping: Vec<u32>,
+    pub context_lens: Vec<u32>,
+    /// Where each row's table begins in `blocks`.
+    pub block_starts: Vec<u32>,
+    pub blocks: Vec<u32>,
 }
 
 impl StepInputs {
+    /// Empty inputs for a model of so many layer groups behind the first.
+    pub fn of_groups(num_more_groups: usize) -> Self {
+        let more_groups = (0..num_more_groups).map(|_| GroupInputs::default()).collect();
+        Self { more_groups, ..Self::default() }
+    }
+
     /// Empties everything and keeps the memory. `row_starts` and `block_starts` begin with 0.
     pub fn clear(&mut self) {
         self.token_ids.clear();
@@ -191,6 +248,13 @@ impl StepInputs {
         self.sample_indices.clear();
         self.sampling.clear();
         self.bias.clear();
+        for group in &mut self.more_groups {
+            group.slot_mapping.clear();
+            group.context_lens.clear();
+            group.block_starts.clear();
+            group.block_starts.push(0);
+            group.blocks.clear();
+        }
     }
 
     /// How many of everything there is.
@@ -198,9 +262,11 @@ impl StepInputs {
         StepShape {
             num_tokens: self.token_ids.len(),
             num_rows: self.context_lens.len(),
-            num_blocks: self.blocks.len(),
+            num_blocks: self.blocks.len()
+                + self.more_groups.iter().map(|group| group.blocks.len()).sum::<usize>(),
             num_sampled: self.sample_indices.len(),
             num_bias: self.bias.len(),
+            num_more_groups: self.more_groups.len(),
         }
     }
 
@@ -225,7 +291,13 @@ impl StepInputs {
         for (chunk, state) in states.zip(&self.row_states) {
             chunk.copy_from_slice(&state.to_words());
         }
-        words[at.blocks].copy_from_slice(&self.blocks);
+        let blocks = &mut words[at.blocks];
+        let mut num_blocks = self.blocks.len();
+        blocks[..num_blocks].copy_from_slice(&self.blocks);
+        for group in &self.more_groups {
+            blocks[num_blocks..][..group.blocks.len()].copy_from_slice(&group.blocks);
+            num_blocks += group.blocks.len();
+        }
         words[at.sample_indices].copy_from_slice(&self.sample_indices);
         let sampling = words[at.sampling].chunks_exact_mut(SamplingRow::WORDS);
         for (chunk, row) in sampling.zip(&self.sampling) {
@@ -237,7 +309,22 @@ impl StepInputs {
         for (word, (_, value)) in words[at.bias_values].iter_mut().zip(&self.bias) {
             *word = value.to_bits();
         }
+        self.pack_more_groups(&at.more_groups, words);
         shape
+    }
+}
+
+impl StepInputs {
+    fn pack_more_groups(&self, layouts: &[GroupLayout], words: &mut [u32]) {
+        let mut first = self.blocks.len();
+        for (group, at) in self.more_groups.iter().zip(layouts) {
+            words[at.slot_mapping.clone()].copy_from_slice(&group.slot_mapping);
+            words[at.context_lens.clone()].copy_from_slice(&group.context_lens);
+            let first_word = u32::try_from(first).expect("a step's blocks fit 32 bits");
+            let starts = words[at.block_starts.clone()].iter_mut().zip(&group.block_starts);
+            starts.for_each(|(word, start)| *word = first_word + start);
+            first += group.blocks.len();
+        }
     }
 }
 
@@ -334,6 +421,36 @@ mod tests {
         assert_eq!(SamplingRow::from_words(&words[at.sampling]), row);
         assert_eq!(RowState::from_words(&words[at.row_states][3..]).state_slot, Some(2));
         assert_eq!((words[at.bias_ids.start], words[at.bias_values.start]), (42, 0xbfc0_0000));
+    }
+
+    #[test]
+    fn groups_have_tables_of_their_own() {
+        let mut inputs = StepInputs::of_groups(2);
+        inputs.clear();
+        inputs.token_ids.extend([7, 9]);
+        inputs.carry_over.extend([-1, -1]);
+        inputs.positions.extend([3, 8]);
+        inputs.slot_mapping.extend([3, 12]);
+        inputs.row_starts.extend([1, 2]);
+        inputs.context_lens.extend([4, 9]);
+        inputs.block_starts.extend([1, 4]);
+        inputs.row_states.extend([RowState { state_slot: None, prompt_len: 3, fresh: true }; 2]);
+        inputs.blocks.extend([0, 1, 2, 3]);
+        for (group, block) in inputs.more_groups.iter_mut().zip([10, 20]) {
+            group.slot_mapping.extend([4 * block + 3, 4 * block + 4]);
+            group.context_lens.extend([4, 5]);
+            group.block_starts.extend([1, 3]);
+            group.blocks.extend([block, block, block + 1]);
+        }
+        let mut words = vec![0; inputs.shape().num_words()];
+        let shape = inputs.pack(&mut words);
+        let at = shape.layout();
+        assert_eq!(words[at.counts], [2, 2, 10, 0, 0, 2, 0, 0]);
+        assert_eq!(words[at.blocks], [0, 1, 2, 3, 10, 10, 11, 20, 20, 21]);
+        let starts = at.more_groups.iter().map(|group| &words[group.block_starts.clone()]);
+        assert!(starts.eq([[4, 5, 7], [7, 8, 10]]));
+        assert_eq!(words[at.more_groups[1].slot_mapping.clone()], [83, 84]);
+        assert_eq!(at.more_groups[1].block_starts.end, words.len());
     }
 
     #[test]

@@ -37,17 +37,19 @@ impl BlockChecks {
         let turned: HashSet<BlockId> = batch.turns.iter().map(|turn| turn.copy.to).collect();
         used_again.extend(batch.turns.iter().map(|turn| turn.copy.from.0));
         for row in &batch.rows {
-            let table = scheduler.block_table(row.id);
-            let (blocks, block_size) = (table.blocks(), table.block_size());
-            let [start, end] = [row.start, row.context_len].map(|at| at - row.num_dropped);
-            let written = start / block_size..end.div_ceil(block_size);
-            if row.fresh {
-                let before = blocks[..written.start].iter();
-                used_again.extend(before.filter(|id| !turned.contains(id)).map(|id| id.0));
-            }
-            for (i, block) in written.clone().zip(&blocks[written]) {
-                let is_full = (i + 1) * block_size <= end;
-                if is_full { &mut *full } else { &mut *partial }.push(block.0);
+            for table in scheduler.block_tables(row.id).iter() {
+                let (blocks, block_size) = (table.blocks(), table.block_size());
+                let [start, end] =
+                    [row.start, row.context_len].map(|position| position - table.num_dropped());
+                let written = start / block_size..end.div_ceil(block_size);
+                if row.fresh {
+                    let before = blocks[..written.start].iter();
+                    used_again.extend(before.filter(|id| !turned.contains(id)).map(|id| id.0));
+                }
+                for (i, block) in written.clone().zip(&blocks[written]) {
+                    let is_full = (i + 1) * block_size <= end;
+                    if is_full { &mut *full } else { &mut *partial }.push(block.0);
+                }
             }
         }
         full.extend(turned.iter().map(|block| block.0));

@@ -1,7 +1,7 @@
 //! The engine's frozen configuration.
 
 use inflight_backend::{Dtype, HistoryShape, OutputLayout, StepCapacity, late::late_words};
-use inflight_model::ModelConfig;
+use inflight_model::{LayerGroups, ModelConfig};
 use inflight_scheduler::{MemoryConfig, SchedulerConfig};
 
 use crate::{KvKeep, KvTerms, RequestLimits};
@@ -34,7 +34,7 @@ impl EngineConfig {
     /// Bytes of device memory that an engine takes besides weights and KV cache, on a device whose
     /// activations are of type `activations`.
     pub fn working_bytes(&self, model: &ModelConfig, activations: Dtype) -> usize {
-        let capacity = self.step_capacity();
+        let capacity = self.step_capacity(model);
         let outputs = OutputLayout { max_rows: self.output_rows() };
         // One set of inputs unpacked, and in both slots inputs and outputs.
         let num_late = late_words(self.max_num_seqs, model.vocab_size);
@@ -49,17 +49,18 @@ impl EngineConfig {
         let num_words = num_unpacked + 2 * num_slot_words;
         // Token counts, and logits with penalties applied.
         let state = (self.max_num_seqs + self.output_rows()) * model.vocab_size;
-        inflight_model::scratch_bytes(model, self.scratch_capacity(), activations)
+        inflight_model::scratch_bytes(model, self.scratch_capacity(model), activations)
             .saturating_add(4 * (num_words + state))
     }
 
-    pub(crate) fn scheduler(&self) -> SchedulerConfig {
+    pub(crate) fn scheduler(&self, groups: &LayerGroups) -> SchedulerConfig {
         SchedulerConfig {
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
             max_model_len: self.max_model_len,
             block_size: self.block_size,
             num_blocks: self.num_blocks,
+            other_windows: groups.other_windows().to_vec(),
             memory: self.memory.clone(),
         }
     }
@@ -73,14 +74,10 @@ impl EngineConfig {
         }
     }
 
-    /// Most blocks that a sequence takes at once, if the model sees all that is kept.
-    pub fn blocks_per_sequence(&self) -> usize {
-        let terms = KvTerms {
-            usual: self.kv_keep,
-            block_size: self.block_size,
-            max_row_len: self.max_num_batched_tokens,
-            ..KvTerms::UNBOUND
-        };
+    /// Most blocks that a sequence takes at once, if the first of the model's layer groups sees all
+    /// that is kept.
+    pub fn blocks_per_sequence(&self, model: &ModelConfig) -> usize {
+        let terms = KvTerms { widest_window: None, ..self.kv_terms(model) };
         terms.most_blocks(self.max_model_len)
     }
 
@@ -101,27 +98,35 @@ impl EngineConfig {
 
     /// Rows of logits, and of outputs: for all sequences, and for all probes of a step.
     pub(crate) fn output_rows(&self) -> usize {
-        self.scheduler().max_probes()
+        SchedulerConfig::max_probes_of(self.max_num_seqs, self.max_num_batched_tokens)
     }
 
     /// What a step's activations have room for.
-    pub(crate) fn scratch_capacity(&self) -> StepCapacity {
-        StepCapacity { max_rows: self.output_rows(), ..self.step_capacity() }
+    pub(crate) fn scratch_capacity(&self, model: &ModelConfig) -> StepCapacity {
+        StepCapacity { max_rows: self.output_rows(), ..self.step_capacity(model) }
     }
 
     /// What a step's probes have room for: no tokens of their own, but rows that are sampled.
     pub(crate) fn probe_capacity(&self) -> StepCapacity {
         let max_rows = self.output_rows();
-        StepCapacity { max_tokens: 1, max_rows, max_blocks: 1, max_bias: max_rows }
+        StepCapacity {
+            max_tokens: 1,
+            max_rows,
+            max_blocks: 1,
+            max_bias: max_rows,
+            num_more_groups: 0,
+        }
     }
 
-    pub(crate) fn step_capacity(&self) -> StepCapacity {
-        let blocks_per_sequence = self.max_model_len.div_ceil(self.block_size);
+    pub(crate) fn step_capacity(&self, model: &ModelConfig) -> StepCapacity {
+        let terms = KvTerms { usual: KvKeep::All, widest_window: None, ..self.kv_terms(model) };
+        let blocks_per_sequence = terms.most_blocks(self.max_model_len);
         StepCapacity {
             max_tokens: self.max_num_batched_tokens,
             max_rows: self.max_num_seqs,
             max_blocks: self.max_num_seqs * blocks_per_sequence.min(self.num_blocks),
             max_bias: self.max_num_seqs * RequestLimits::MAX_LOGIT_BIAS,
+            num_more_groups: terms.other_windows.as_slice().len(),
         }
     }
 }

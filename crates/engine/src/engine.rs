@@ -111,7 +111,7 @@ impl<B: Backend> Engine<B> {
         decoder: Decoder<B>,
         config: EngineConfig,
     ) -> Result<(Self, EngineHandle), EngineError> {
-        let scheduler = BlackBox::new(Recorded::new(config.scheduler())?);
+        let scheduler = BlackBox::new(Recorded::new(config.scheduler(decoder.groups()))?);
         let (commands, inbox) = mpsc::sync_channel(4 * config.max_outstanding + 16);
         let stats = Arc::new(EngineStats::default());
         let streams = Streams {
@@ -130,6 +130,7 @@ impl<B: Backend> Engine<B> {
             clock: clock.clock().clone(),
         };
         let model = decoder.config().clone();
+        let num_more_groups = decoder.groups().other_windows().len();
         let runner = ModelRunner::new(&backend, decoder, &config)?;
         let kv = runner.kv_blocks(&backend);
         let mut engine = Self {
@@ -150,7 +151,7 @@ impl<B: Backend> Engine<B> {
             streams,
             in_flight: VecDeque::with_capacity(2),
             last_step_end: Duration::ZERO,
-            inputs: StepInputs::default(),
+            inputs: StepInputs::of_groups(num_more_groups),
             history: HistoryInputs::default(),
             probes: ProbeInputs::default(),
             stats,

@@ -113,7 +113,7 @@ impl<B: Backend> IoSlots<B> {
 
 impl<B: Backend> IoSlot<B> {
     fn new(backend: &B, config: &EngineConfig, model: &ModelConfig) -> Result<Self, BackendError> {
-        let capacity = config.step_capacity();
+        let capacity = config.step_capacity(model);
         let num_history = config.history_capacity().num_words();
         let outputs = OutputLayout { max_rows: config.output_rows() };
         let num_probes = config.probe_capacity().shape().num_words();

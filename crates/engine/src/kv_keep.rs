@@ -1,7 +1,8 @@
 //! What stays in the KV cache of a request.
 
+use inflight_backend::MAX_LAYER_GROUPS;
 use inflight_kv_cache::{Attended, Retention, SinkWindow};
-use inflight_model::ModelConfig;
+use inflight_model::{LayerGroups, ModelConfig};
 
 /// What stays in the KV cache of a request that goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +31,31 @@ impl KvWindow {
     pub const USUAL_SINKS: usize = 4;
 }
 
+/// How far back the layers of the groups behind the first look; `None`: on everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OtherWindows {
+    windows: [Option<usize>; MAX_LAYER_GROUPS - 1],
+    num_groups: usize,
+}
+
+impl OtherWindows {
+    /// Of a model whose layers are all alike.
+    pub const NONE: Self = Self { windows: [None; MAX_LAYER_GROUPS - 1], num_groups: 0 };
+
+    /// Those of a model.
+    pub fn of(groups: &LayerGroups) -> Self {
+        let mut other = Self::NONE;
+        other.num_groups = groups.other_windows().len();
+        other.windows[..other.num_groups].copy_from_slice(groups.other_windows());
+        other
+    }
+
+    /// Of each group.
+    pub fn as_slice(&self) -> &[Option<usize>] {
+        &self.windows[..self.num_groups]
+    }
+}
+
 /// What decides how many tokens a request may have, given what it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvTerms {
@@ -41,6 +67,8 @@ pub struct KvTerms {
     pub max_row_len: usize,
     /// Tokens of context that the model was made for.
     pub context: usize,
+    /// The model's layer groups behind the first.
+    pub other_windows: OtherWindows,
     /// How far back the model's layers look at most; `None`: some see everything.
     pub widest_window: Option<usize>,
     /// How far back every layer looks at least; `None`: all see everything.
@@ -56,6 +84,7 @@ impl KvTerms {
         block_size: inflight_kv_cache::DEFAULT_BLOCK_SIZE,
         max_row_len: usize::MAX,
         context: usize::MAX,
+        other_windows: OtherWindows::NONE,
         widest_window: None,
         narrowest_window: None,
         cuts_prompts: true,
@@ -67,6 +96,7 @@ impl KvTerms {
         let all_have_one = windows().all(|window| window.is_some());
         Self {
             context: model.max_position,
+            other_windows: OtherWindows::of(&LayerGroups::new(model)),
             widest_window: windows().flatten().max().filter(|_| all_have_one),
             narrowest_window: windows().flatten().min(),
             ..Self::UNBOUND
@@ -74,7 +104,7 @@ impl KvTerms {
     }
 
     /// Which tokens stay in the cache of a request with such a prompt, given that
-    /// [`check`](Self::check) found nothing.
+    /// [`check`](Self::check) found nothing. Of the model's first layer group; others follow.
     pub fn retention(&self, keep: KvKeep, prompt_len: usize) -> Retention {
         match (keep, self.widest_window) {
             (KvKeep::Attended(num_kept), _) => Retention::Attended(Attended::new(
@@ -95,9 +125,12 @@ impl KvTerms {
     /// for, and what there is room for.
     pub fn max_len(&self, keep: KvKeep, kv_cache_tokens: usize) -> usize {
         let retention = self.retention(keep, 0);
-        let most = retention.most_blocks(usize::MAX, self.max_row_len, self.block_size);
-        let room = match most <= kv_cache_tokens / self.block_size {
+        let num_blocks = kv_cache_tokens / self.block_size;
+        let fits = |len: usize| self.blocks_of(retention, len) <= num_blocks;
+        let room = match fits(usize::MAX) {
             true => usize::MAX,
+            // As many tokens as all groups together have room for.
+            false if self.other_windows.num_groups > 0 => last(kv_cache_tokens, fits),
             false => kv_cache_tokens,
         };
         match keep {
@@ -108,8 +141,36 @@ impl KvTerms {
 
     /// Blocks that a request of so many tokens takes at most.
     pub fn most_blocks(&self, num_tokens: usize) -> usize {
-        let retention = self.retention(self.usual, num_tokens.saturating_sub(1));
-        retention.most_blocks(num_tokens, self.max_row_len, self.block_size)
+        self.blocks_of(self.retention(self.usual, num_tokens.saturating_sub(1)), num_tokens)
+    }
+
+    /// Blocks that a sequence of so many tokens takes at most, of all layer groups.
+    pub fn blocks_of(&self, retention: Retention, num_tokens: usize) -> usize {
+        let of = |retention: Retention| {
+            retention.most_blocks(num_tokens, self.max_row_len, self.block_size)
+        };
+        let others = self.other_windows.as_slice().iter();
+        let others = others.map(|window| of(retention.of_group(*window)));
+        others.fold(of(retention), usize::saturating_add)
+    }
+
+    /// Tokens that `num_blocks` blocks hold of requests of `len` tokens each.
+    pub fn num_tokens(&self, num_blocks: usize, len: usize) -> usize {
+        if self.other_windows.num_groups == 0 {
+            return num_blocks.saturating_mul(self.block_size);
+        }
+        let tokens = num_blocks as u128 * len as u128 / self.most_blocks(len).max(1) as u128;
+        usize::try_from(tokens).unwrap_or(usize::MAX)
+    }
+
+    /// Blocks that hold `num_tokens` tokens of requests of `len` tokens each.
+    pub fn num_blocks(&self, num_tokens: usize, len: usize) -> usize {
+        if self.other_windows.num_groups == 0 {
+            return num_tokens.div_ceil(self.block_size);
+        }
+        let num_whole = num_tokens / len.max(1);
+        let rest = self.most_blocks(num_tokens % len.max(1));
+        num_whole.saturating_mul(self.most_blocks(len)).saturating_add(rest)
     }
 
     /// Says what is wrong with keeping this, if anything is, in a cache of so many tokens.
@@ -124,7 +185,8 @@ impl KvTerms {
         if matches!(keep, KvKeep::Latest(KvWindow { window: 0, .. })) {
             return Err("has a window of 0 tokens; it must be at least 1".to_owned());
         }
-        let (capacity, places) = (sinks.capacity(), sinks.num_places());
+        let num_groups = 1 + self.other_windows.num_groups;
+        let (capacity, places) = (sinks.capacity(), sinks.num_places() * num_groups);
         let whole = format!("sinks and window are {capacity} tokens in whole blocks");
         if capacity > self.context {
             let context = self.context;
@@ -141,6 +203,16 @@ impl KvTerms {
         }
         Ok(())
     }
+}
+
+/// The last number up to `most` for which something is so, if it is so up to there and never again.
+fn last(most: usize, is_so: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if is_so(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }
 
 impl KvTerms {
@@ -172,6 +244,7 @@ mod tests {
         block_size: 16,
         max_row_len: 64,
         context: 8192,
+        other_windows: OtherWindows::NONE,
         widest_window: None,
         narrowest_window: None,
         cuts_prompts: true,
@@ -189,6 +262,23 @@ mod tests {
         let windowed = KvTerms { widest_window: Some(1000), ..TERMS };
         assert_eq!(windowed.max_len(KvKeep::All, 2048), 8192, "the pool need not hold all");
         assert_eq!(windowed.max_len(KvKeep::All, 1024), 1024);
+    }
+
+    #[test]
+    fn all_layer_groups_need_room() {
+        let windows = [Some(100), Some(100)];
+        let mut other_windows = OtherWindows { num_groups: 2, ..OtherWindows::NONE };
+        other_windows.windows[..2].copy_from_slice(&windows);
+        let terms = KvTerms { other_windows, ..TERMS };
+        // A window of 100 and a row of 64 lie in 12 blocks of 16 at most.
+        assert_eq!(terms.most_blocks(4096), 256 + 2 * 12);
+        assert_eq!(terms.most_blocks(160), 30);
+        // Of 100 blocks two windows take 24.
+        assert_eq!(terms.max_len(KvKeep::All, 1600), 76 * 16);
+        assert_eq!(terms.max_len(KvKeep::All, 160), 48, "no window is full: three tables alike");
+        assert_eq!(terms.num_tokens(560, 4096), 2 * 4096);
+        assert_eq!(terms.num_blocks(2 * 4096 + 160, 4096), 560 + 30);
+        assert_eq!((TERMS.num_tokens(10, 4096), TERMS.num_blocks(161, 4096)), (160, 11));
     }
 
     #[test]

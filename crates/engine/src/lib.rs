@@ -51,7 +51,7 @@ pub use inflight_scheduler::{
     Batching, Decision, Gate, HeldBack, Lapse, LimitedBy, MemoryConfig, Mixing, Order, Policy,
     Preemption, Share, Targets, Tenant,
 };
-pub use kv_keep::{KvKeep, KvTerms, KvWindow};
+pub use kv_keep::{KvKeep, KvTerms, KvWindow, OtherWindows};
 pub use memory_stats::MemoryStats;
 pub use request::{
     InvalidRequest, Pooling, RequestId, RequestLimits, RequestSpec, SamplingParams, ValidRequest,

@@ -232,8 +232,8 @@ impl RequestLimits {
         max_tokens: usize,
         retention: Retention,
     ) -> Result<(), InvalidRequest> {
-        let KvTerms { max_row_len, block_size, .. } = self.kv;
-        let needed = retention.most_blocks(prompt.len() + max_tokens - 1, max_row_len, block_size);
+        let block_size = self.kv.block_size;
+        let needed = self.kv.blocks_of(retention, prompt.len() + max_tokens - 1);
         if needed <= self.kv_cache_tokens / block_size {
             return Ok(());
         }
@@ -298,7 +298,9 @@ impl RequestLimits {
     }
 
     fn too_long(&self, limit: usize, what: String) -> String {
-        let is_full = limit == self.kv_cache_tokens && limit < self.max_model_len;
+        let has_groups = !self.kv.other_windows.as_slice().is_empty();
+        let is_room = limit == self.kv_cache_tokens || has_groups && limit < self.kv.context;
+        let is_full = is_room && limit < self.max_model_len;
         let why = if is_full { " (the size of the KV cache)" } else { "" };
         format!("the model's maximum context length is {limit} tokens{why}; {what} tokens")
     }

@@ -61,7 +61,7 @@ impl<B: Backend> ModelRunner<B> {
         decoder: Decoder<B>,
         config: &EngineConfig,
     ) -> Result<Self, BackendError> {
-        let capacity = config.step_capacity();
+        let capacity = config.step_capacity(decoder.config());
         let vocab_size = decoder.config().vocab_size;
         let num_counts = config.max_num_seqs * vocab_size;
         Ok(Self {
@@ -73,7 +73,7 @@ impl<B: Backend> ModelRunner<B> {
                 config.num_blocks,
                 config.block_size,
             )?,
-            scratch: Scratch::new(backend, decoder.config(), config.scratch_capacity())?,
+            scratch: Scratch::new(backend, decoder.config(), config.scratch_capacity(decoder.config()))?,
             state: SamplingState {
                 token_counts: backend.alloc_words("token_counts", num_counts)?,
                 vocab_size,
@@ -133,13 +133,14 @@ impl<B: Backend> ModelRunner<B> {
 
     /// A step of one row and so many tokens.
     fn prefill(&self, num_tokens: usize) -> StepShape {
-        let StepCapacity { max_blocks, max_bias, .. } = self.capacity;
+        let StepCapacity { max_blocks, max_bias, num_more_groups, .. } = self.capacity;
         StepShape {
             num_tokens,
             num_rows: 1,
             num_sampled: 1,
             num_blocks: max_blocks,
             num_bias: max_bias,
+            num_more_groups,
         }
     }
 

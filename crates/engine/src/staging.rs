@@ -1,6 +1,7 @@
 //! Staging: a planned batch as the words that the device reads.
 
 use inflight_backend::{HistoryInputs, RowState, SamplingRow, StepInputs};
+use inflight_kv_cache::BlockTable;
 use inflight_scheduler::{Batch, Row, RowInputs, Scheduler, SequenceId};
 
 use crate::{
@@ -74,10 +75,13 @@ fn stage_known(row: &Row, scheduler: &Scheduler, inputs: &mut StepInputs) {
 }
 
 fn stage_places(row: &Row, scheduler: &Scheduler, inputs: &mut StepInputs) {
-    let table = scheduler.block_table(row.id);
+    let tables = scheduler.block_tables(row.id);
     for position in row.start..row.context_len {
         inputs.positions.push(to_word(position));
-        inputs.slot_mapping.push(table.slot(position));
+        inputs.slot_mapping.push(tables.first().slot(position));
+    }
+    for (group, table) in inputs.more_groups.iter_mut().zip(tables.others()) {
+        group.slot_mapping.extend((row.start..row.context_len).map(|at| table.slot(at)));
     }
 }
 
@@ -117,17 +121,26 @@ fn stage_context(
 ) {
     inputs.row_starts.push(to_word(inputs.token_ids.len()));
     // Attention knows of what is in the cache alone; rotation is by true positions.
-    let num_kept = row.context_len - row.num_dropped;
-    inputs.context_lens.push(to_word(num_kept));
-    let table = scheduler.block_table(row.id);
-    let num_blocks = num_kept.div_ceil(table.block_size());
-    inputs.blocks.extend(table.blocks()[..num_blocks].iter().map(|block| block.0));
+    let tables = scheduler.block_tables(row.id);
+    inputs.context_lens.push(push_blocks(row, tables.first(), &mut inputs.blocks));
     inputs.block_starts.push(to_word(inputs.blocks.len()));
+    for (group, table) in inputs.more_groups.iter_mut().zip(tables.others()) {
+        group.context_lens.push(push_blocks(row, table, &mut group.blocks));
+        group.block_starts.push(to_word(group.blocks.len()));
+    }
     inputs.row_states.push(RowState {
         state_slot,
         prompt_len: to_word(row.prompt_len),
         fresh: row.fresh,
     });
+}
+
+/// Adds the blocks that a row's context lies in, and gives its length.
+fn push_blocks(row: &Row, table: &BlockTable, blocks: &mut Vec<u32>) -> u32 {
+    let num_kept = row.context_len - table.num_dropped();
+    let num_blocks = num_kept.div_ceil(table.block_size());
+    blocks.extend(table.blocks()[..num_blocks].iter().map(|block| block.0));
+    to_word(num_kept)
 }
 
 /// Tokens that the row does not compute and that penalties must know of: counting them clears the

@@ -5,7 +5,15 @@
 constexpr u32 NUM_COUNTS = 8;
 constexpr u32 STATE_WORDS = 3;
 constexpr u32 SAMPLING_WORDS = 20;
+constexpr u32 MAX_MORE_GROUPS = 7;
 constexpr u32 ONE = 0x3f800000u;  // 1.0f
+
+// What a layer group behind the first has of its own.
+struct Group {
+    u32* slot_mapping;
+    u32* context_lens;
+    u32* block_starts;
+};
 
 struct Params {
     const u32* packed;
@@ -22,10 +30,11 @@ struct Params {
     u32* sampling;
     u32* bias_ids;
     u32* bias_values;
+    Group more_groups[MAX_MORE_GROUPS];
     u32 num_tokens;
     u32 num_rows;
     u32 num_sampled;
-    u32 reserved;
+    u32 num_more_groups;
 };
 
 // A neutral row of the sampling section: greedy, no penalty, nothing reported.
@@ -103,4 +112,21 @@ KERNEL void __launch_bounds__(THREADS) unpack(const Params p) {
     const u32* bias_ids = sampling + num_sampled * SAMPLING_WORDS;
     copy(bias_ids, p.bias_ids, num_bias);
     copy(bias_ids + num_bias, p.bias_values, num_bias);
+
+    const u32* section = bias_ids + 2 * num_bias;
+    for (u32 g = 0; g < p.num_more_groups; g++) {
+        const Group& group = p.more_groups[g];
+        const u32* lens = section + num_tokens;
+        const u32* starts = lens + num_rows;
+        spread(max(num_tokens, p.num_tokens), [&](u32 i) {
+            group.slot_mapping[i] = i < num_tokens ? section[i] : NONE;
+        });
+        spread(max(num_rows, p.num_rows), [&](u32 i) {
+            group.context_lens[i] = i < num_rows ? lens[i] : 0;
+        });
+        spread(max(num_rows, p.num_rows) + 1, [&](u32 i) {
+            group.block_starts[i] = i <= num_rows ? starts[i] : num_blocks;
+        });
+        section = starts + num_rows + 1;
+    }
 }

@@ -62,6 +62,11 @@ impl GroupTables {
         &mut self.first.table
     }
 
+    /// The other groups' tables.
+    pub fn others(&self) -> impl Iterator<Item = &BlockTable> {
+        self.others.iter().map(|group| &group.table)
+    }
+
     /// Every group's table.
     pub fn iter(&self) -> impl Iterator<Item = &BlockTable> {
         self.groups().map(|group| &group.table)

@@ -62,6 +62,8 @@ struct Runner<'a, B: Backend> {
     backend: &'a B,
     decoder: &'a Decoder<B>,
     kv: Vec<KvLayer<B>>,
+    /// Of each layer group.
+    max_blocks: usize,
     scratch: Scratch<B>,
     batch: DeviceBatch<B>,
     inputs: StepInputs,
@@ -83,15 +85,24 @@ impl<'a, B: Backend> Runner<'a, B> {
     ) -> Result<Self, BackendError> {
         let config = decoder.config();
         let max_blocks = max_len.div_ceil(BLOCK_SIZE).max(1);
-        let capacity = StepCapacity { max_tokens: chunk, max_rows: chunk, max_blocks, max_bias: 0 };
+        let num_groups = decoder.groups().num_groups();
+        let num_blocks = num_groups * max_blocks;
+        let capacity = StepCapacity {
+            max_tokens: chunk,
+            max_rows: chunk,
+            max_blocks: num_blocks,
+            max_bias: 0,
+            num_more_groups: num_groups - 1,
+        };
         let num_words = capacity.shape().num_words();
         Ok(Self {
             backend,
             decoder,
-            kv: kv_layers(backend, config, max_blocks, BLOCK_SIZE)?,
+            kv: kv_layers(backend, config, num_blocks, BLOCK_SIZE)?,
+            max_blocks,
             scratch: Scratch::new(backend, config, capacity)?,
             batch: DeviceBatch::new(backend, capacity)?,
-            inputs: StepInputs::default(),
+            inputs: StepInputs::of_groups(num_groups - 1),
             host_inputs: backend.alloc_host("eval inputs", num_words)?,
             packed: backend.alloc_words("eval packed inputs", num_words)?,
             previous: backend.alloc_words("eval previous outputs", chunk)?,
@@ -111,6 +122,7 @@ impl<'a, B: Backend> Runner<'a, B> {
         logits: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         stage(&mut self.inputs, tokens, start, first);
+        stage_groups(&mut self.inputs, self.max_blocks);
         let (inputs, backend, stream) = (&self.inputs, self.backend, &self.stream);
         let step = backend.write_host(&mut self.host_inputs, |words| inputs.pack(words));
         backend.copy_to_device(&self.host_inputs, &self.packed, step.num_words(), stream)?;
@@ -152,4 +164,17 @@ fn stage(inputs: &mut StepInputs, tokens: &[u32], start: usize, first: usize) {
     inputs.row_states.push(RowState { state_slot: None, prompt_len: word(end), fresh: false });
     inputs.sampling.extend(sampled.clone().map(|_| SamplingRow::GREEDY));
     inputs.sample_indices.extend(sampled.map(word));
+}
+
+/// The same row for the layer groups behind the first: blocks behind those of all before.
+fn stage_groups(inputs: &mut StepInputs, max_blocks: usize) {
+    let word = |value: usize| u32::try_from(value).expect("blocks of one sequence are few");
+    for (group, number) in inputs.more_groups.iter_mut().zip(1..) {
+        let first = word(number * max_blocks);
+        let first_slot = word(number * max_blocks * BLOCK_SIZE);
+        group.slot_mapping.extend(inputs.slot_mapping.iter().map(|slot| first_slot + slot));
+        group.context_lens.extend(&inputs.context_lens);
+        group.blocks.extend(inputs.blocks.iter().map(|block| first + block));
+        group.block_starts.push(word(group.blocks.len()));
+    }
 }

@@ -2,15 +2,17 @@
 
 use inflight_backend::{Backend, BackendError, KvDtype, KvLayer, KvLayout};
 
-use crate::ModelConfig;
+use crate::{LayerGroups, ModelConfig};
 
-/// Bytes that one block takes in the KV cache of all layers together, keys and values.
+/// Bytes that one block takes in the KV cache, keys and values: of all layers together, or of those
+/// of one group.
 pub fn kv_bytes_per_block(config: &ModelConfig, kv_dtype: KvDtype, block_size: usize) -> usize {
     let layout = KvLayout::new(kv_dtype, config.attention_shape(block_size));
-    layout.block_bytes().saturating_mul(2 * config.num_layers)
+    layout.block_bytes().saturating_mul(2 * LayerGroups::new(config).width())
 }
 
-/// Allocates the KV cache of every layer: `num_blocks` blocks of `block_size` tokens.
+/// Allocates the KV cache: `num_blocks` blocks of `block_size` tokens, of as many layers as a group
+/// has. See [`LayerGroups`] for which layer is where.
 ///
 /// # Errors
 /// [`BackendError::OutOfMemory`].
@@ -30,5 +32,5 @@ pub fn kv_layers<B: Backend>(
         let keys = backend.alloc_kv("keys", bytes)?;
         Ok(KvLayer { keys, values: backend.alloc_kv("values", bytes)? })
     };
-    (0..config.num_layers).map(layer).collect()
+    (0..LayerGroups::new(config).width()).map(layer).collect()
 }

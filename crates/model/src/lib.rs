@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`ModelFiles`] (what a path holds), [`ModelConfig`] (what a model is) with one
 //! small file per architecture, [`Weights`] ([`GgufFile`], [`SafetensorsFolder`],
-//! [`DummyWeights`]), [`Decoder`] (one description of operators for all architectures), [`eval`]
+//! [`DummyWeights`]), [`LayerGroups`] (which layers share blocks of the KV cache), [`Decoder`] (one description of operators for all architectures), [`eval`]
 //! (one sequence through a decoder, without an engine).
 //!
 //! Invariant: no device code: all work is done by operators of a [`inflight_backend::Backend`].
@@ -19,6 +19,7 @@ pub mod eval;
 mod files;
 mod gguf;
 mod kv;
+mod layer_groups;
 mod names;
 mod rotary;
 mod safetensors;
@@ -33,6 +34,7 @@ pub use error::ModelError;
 pub use files::ModelFiles;
 pub use gguf::{GgufFile, GgufTokenizer, GgufValue};
 pub use kv::{kv_bytes_per_block, kv_layers};
+pub use layer_groups::{LayerGroups, LayerPlace};
 pub use names::Naming;
 pub use rotary::rotary_table;
 pub use safetensors::SafetensorsFolder;

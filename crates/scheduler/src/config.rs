@@ -36,7 +36,13 @@ impl SchedulerConfig {
     /// Most prompt tokens of a batch that are probed: there is room for so many rows of logits.
     #[must_use]
     pub fn max_probes(&self) -> usize {
-        self.max_num_seqs.max(LEAST_MAX_PROBES.min(self.max_num_batched_tokens))
+        Self::max_probes_of(self.max_num_seqs, self.max_num_batched_tokens)
+    }
+
+    /// The same for these limits.
+    #[must_use]
+    pub fn max_probes_of(max_num_seqs: usize, max_num_batched_tokens: usize) -> usize {
+        max_num_seqs.max(LEAST_MAX_PROBES.min(max_num_batched_tokens))
     }
 
     /// Checks that the limits work together.

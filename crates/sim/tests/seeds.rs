@@ -56,7 +56,7 @@ fn ten_thousand_runs_keep_every_invariant() {
         ("swaps", sum(|f| f.num_swaps), NUM_SEEDS / 8),
         ("shared", sum(|f| f.num_shared), NUM_SEEDS),
         ("turned", sum(|f| f.num_turns), NUM_SEEDS),
-        ("cut", sum(|f| f.num_cuts), NUM_SEEDS / 50),
+        ("cut", sum(|f| f.num_cuts), NUM_SEEDS / 60),
     ];
     println!("{} steps, {seen:?}", sum(|f| f.num_steps));
     for (what, count, least) in seen {

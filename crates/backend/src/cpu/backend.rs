@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Backend, BackendError, Ceilings, CheckBlocks, CutPrompts, DeviceBatch, Dtype, HistoryShape,
     HostTensor, KvDtype, MoveBlocks, OutputLayout, StepShape, TurnBlocks,
-    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    ops::{Attention, GroupPlaces, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };
 
@@ -263,6 +263,18 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         let (packed, previous, batch) = (packed.clone(), previous.clone(), batch.clone());
         self.enqueue(stream, move |_| {
+            let groups = batch.more_groups.iter();
+            let mut groups: Vec<_> = groups
+                .map(|group| {
+                    let GroupPlaces { slot_mapping, context_lens, block_starts } = group;
+                    (slot_mapping.write(), context_lens.write(), block_starts.write())
+                })
+                .collect();
+            let groups = groups.iter_mut().map(|(slots, lens, starts)| kernels::GroupMut {
+                slot_mapping: slots,
+                context_lens: lens,
+                block_starts: starts,
+            });
             let batch = kernels::BatchMut {
                 token_ids: &mut batch.token_ids.write(),
                 positions: &mut batch.positions.write(),
@@ -276,6 +288,7 @@ impl Backend for CpuBackend {
                 sampling: &mut batch.sampling.write(),
                 bias_ids: &mut batch.bias_ids.write(),
                 bias_values: &mut batch.bias_values.write(),
+                more_groups: groups.collect(),
             };
             kernels::unpack(&packed.read(), &previous.read(), shape, batch);
         })

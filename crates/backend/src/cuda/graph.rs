@@ -26,6 +26,7 @@ pub(super) fn padded_shape(step: StepShape, capacity: StepCapacity) -> Option<St
         num_sampled: padded,
         num_blocks: capacity.max_blocks,
         num_bias: capacity.max_bias,
+        num_more_groups: capacity.num_more_groups,
     })
 }
 
@@ -100,8 +101,13 @@ impl Drop for CapturedGraph {
 mod tests {
     use super::*;
 
-    const CAPACITY: StepCapacity =
-        StepCapacity { max_tokens: 2048, max_rows: 100, max_blocks: 5000, max_bias: 300 };
+    const CAPACITY: StepCapacity = StepCapacity {
+        max_tokens: 2048,
+        max_rows: 100,
+        max_blocks: 5000,
+        max_bias: 300,
+        num_more_groups: 0,
+    };
 
     fn decode(rows: usize) -> StepShape {
         StepShape {
@@ -110,6 +116,7 @@ mod tests {
             num_blocks: rows * 3,
             num_sampled: rows,
             num_bias: 1,
+            num_more_groups: 0,
         }
     }
 

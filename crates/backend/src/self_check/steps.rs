@@ -115,6 +115,7 @@ impl RandomStep {
             max_rows: shape.num_rows.max(shape.num_sampled) + 16,
             max_blocks: shape.num_blocks + 9,
             max_bias: shape.num_bias + 3,
+            num_more_groups: 0,
         }
     }
 

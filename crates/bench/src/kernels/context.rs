@@ -223,6 +223,7 @@ impl<B: Backend> Contexts<'_, B> {
             max_rows: sequences.num.max(1),
             max_blocks: sequences.num_blocks(),
             max_bias: 0,
+            num_more_groups: 0,
         };
         let num_words = capacity.shape().num_words();
         let outputs = OutputLayout { max_rows: sequences.num.max(1) }.num_words();

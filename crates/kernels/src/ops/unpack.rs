@@ -11,6 +11,19 @@ use crate::{Budget, DevicePtr, Kernel, KernelSpec, Launch, Source};
 #[derive(Clone, Copy, Debug)]
 pub struct Unpack;
 
+/// Most layer groups of a step behind the first.
+pub const MAX_MORE_GROUPS: usize = 7;
+
+/// What a layer group behind the first has of its own.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct UnpackGroup {
+    pub slot_mapping: DevicePtr,
+    pub context_lens: DevicePtr,
+    pub block_starts: DevicePtr,
+}
+
 /// Arguments of [`Unpack`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -32,12 +45,12 @@ pub struct UnpackParams {
     pub sampling: DevicePtr,
     pub bias_ids: DevicePtr,
     pub bias_values: DevicePtr,
+    pub more_groups: [UnpackGroup; MAX_MORE_GROUPS],
     /// Padded, as are the next two.
     pub num_tokens: u32,
     pub num_rows: u32,
     pub num_sampled: u32,
-    /// Zero.
-    pub reserved: u32,
+    pub num_more_groups: u32,
 }
 
 impl Unpack {

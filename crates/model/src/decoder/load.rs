@@ -4,7 +4,7 @@ use inflight_backend::{Backend, HostTensor};
 
 use super::{Decoder, Layer, Linear};
 use crate::{
-    Fp8Weights, ModelConfig, ModelError, Naming, Weights,
+    Fp8Weights, LayerGroups, ModelConfig, ModelError, Naming, Weights,
     names::{GlobalTensor, LayerTensor},
     rotary_table,
 };
@@ -31,7 +31,8 @@ impl<B: Backend> Decoder<B> {
         max_model_len: usize,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, ModelError> {
-        let loader = Loader { backend, config, weights, naming: weights.naming() };
+        let groups = LayerGroups::new(config);
+        let loader = Loader { backend, config, weights, groups: &groups, naming: weights.naming() };
         let total = config.num_layers + 2;
         let mut done = 0;
         let mut advance = || {
@@ -58,7 +59,17 @@ impl<B: Backend> Decoder<B> {
         let rotary_table = backend.load_vector(&[rotary_table(&config.rope, max_model_len)])?;
         advance();
         let config = config.clone();
-        Ok(Self { config, embedding, layers, norm, host_norm, output, rotary_table, max_model_len })
+        Ok(Self {
+            config,
+            groups,
+            embedding,
+            layers,
+            norm,
+            host_norm,
+            output,
+            rotary_table,
+            max_model_len,
+        })
     }
 }
 
@@ -66,6 +77,7 @@ struct Loader<'a, B: Backend> {
     backend: &'a B,
     config: &'a ModelConfig,
     weights: &'a Weights,
+    groups: &'a LayerGroups,
     naming: Naming,
 }
 
@@ -93,6 +105,7 @@ impl<B: Backend> Loader<'_, B> {
             gate_up: self.linear(layer, &[Gate, Up], config.ffn_bias)?,
             down: self.linear(layer, &[Down], config.ffn_bias)?,
             window: config.layer_windows[layer],
+            place: self.groups.layers()[layer],
         })
     }
 

@@ -26,11 +26,12 @@ use inflight_backend::{
 pub use load::LoadProgress;
 pub use scratch::{Scratch, scratch_bytes};
 
-use crate::ModelConfig;
+use crate::{LayerGroups, LayerPlace, ModelConfig};
 
 /// A decoder's weights on a device, and the order of operators that runs them.
 pub struct Decoder<B: Backend> {
     config: ModelConfig,
+    groups: LayerGroups,
     embedding: B::Embedding,
     layers: Vec<Layer<B>>,
     /// `[hidden_size]`.
@@ -60,6 +61,8 @@ struct Layer<B: Backend> {
     /// `[hidden_size, ffn_size]`.
     down: Linear<B>,
     window: Option<usize>,
+    /// Where its keys and values are.
+    place: LayerPlace,
 }
 
 struct Linear<B: Backend> {
@@ -73,7 +76,7 @@ pub struct ForwardInputs<'a, B: Backend> {
     pub batch: &'a DeviceBatch<B>,
     /// How many of everything the step has.
     pub step: StepShape,
-    /// One entry a layer, see [`crate::kv_layers`].
+    /// One entry for each layer of a group, see [`crate::kv_layers`].
     pub kv: &'a [KvLayer<B>],
     /// Written; logits of the sampled tokens are in [`Scratch::logits`] afterwards.
     pub scratch: &'a Scratch<B>,
@@ -87,6 +90,11 @@ impl<B: Backend> Decoder<B> {
     /// What the model is.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// How its layers share the blocks of the KV cache.
+    pub fn groups(&self) -> &LayerGroups {
+        &self.groups
     }
 
     /// Tokens that a sequence may have: there is no rotation for later positions.
@@ -151,7 +159,7 @@ impl<B: Backend> Decoder<B> {
         inputs: ForwardInputs<'_, B>,
         stream: &B::Stream,
     ) -> Result<(), BackendError> {
-        assert_eq!(inputs.kv.len(), self.layers.len(), "one KV cache a layer");
+        assert_eq!(inputs.kv.len(), self.groups.width(), "one KV cache for each of a group's layers");
         let pass = Pass { config: &self.config, backend, inputs: &inputs, stream };
         let (batch, step) = (inputs.batch, inputs.step);
         let hidden = &inputs.scratch.hidden;
@@ -161,8 +169,10 @@ impl<B: Backend> Decoder<B> {
         if let Some(first) = self.layers.first() {
             pass.norm(hidden, &first.attention_norm, step.num_tokens)?;
         }
-        for (layer, kv) in self.layers.iter().zip(inputs.kv) {
-            pass.attention(layer, kv, &self.rotary_table)?;
+        let batches: Vec<_> =
+            (0..self.groups.num_groups()).map(|group| batch.of_group(group)).collect();
+        for layer in &self.layers {
+            pass.attention(layer, &batches[layer.place.group], &self.rotary_table)?;
             pass.ffn(layer, next_norms.next())?;
         }
         if step.num_sampled > 0 {
@@ -217,10 +227,11 @@ impl<B: Backend> Pass<'_, B> {
     fn attention(
         &self,
         layer: &Layer<B>,
-        kv: &KvLayer<B>,
+        batch: &DeviceBatch<B>,
         rotary_table: &B::Buffer,
     ) -> Result<(), BackendError> {
-        let ForwardInputs { batch, step, scratch, block_size, .. } = *self.inputs;
+        let ForwardInputs { step, scratch, block_size, kv, .. } = *self.inputs;
+        let kv = &kv[layer.place.index];
         let attention = self.config.attention_shape(block_size);
         let rope = RopeAndCache {
             qkv: &scratch.qkv,

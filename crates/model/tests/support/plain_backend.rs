@@ -168,6 +168,11 @@ impl Backend for PlainBackend {
         batch.block_starts.set_words(0, &words[at.block_starts]);
         batch.blocks.set_words(0, &words[at.blocks]);
         batch.sample_indices.set_words(0, &words[at.sample_indices]);
+        for (group, at) in batch.more_groups.iter().zip(at.more_groups) {
+            group.slot_mapping.set_words(0, &words[at.slot_mapping]);
+            group.context_lens.set_words(0, &words[at.context_lens]);
+            group.block_starts.set_words(0, &words[at.block_starts]);
+        }
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use inflight_backend::SamplingRow;
 use inflight_engine::{FinishReason, KvKeep, KvWindow, RequestLimits, RequestSpec, SamplingParams};
 
-use crate::device::{Seen, chosen, count_value, draw, kv_value, turned};
+use crate::device::{Seen, chosen, count_value, draw, kv_value, turned, with_layer};
 
 /// Tokens, and why they end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,16 +13,16 @@ pub(crate) struct Expected {
 }
 
 /// What bounds how far back tokens see.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sees {
-    /// Of the model's layer.
-    pub(crate) window: Option<usize>,
+    /// Of each of the model's layers.
+    pub(crate) windows: Vec<Option<usize>>,
     /// What is kept by choice is rounded up to blocks.
     pub(crate) block_size: usize,
 }
 
 /// Draws all tokens of a request that is left in peace.
-pub(crate) fn expected(spec: &RequestSpec, limits: &RequestLimits, sees: Sees) -> Expected {
+pub(crate) fn expected(spec: &RequestSpec, limits: &RequestLimits, sees: &Sees) -> Expected {
     let mut all = spec.prompt.clone();
     let prompt_len = all.len();
     let max_tokens = spec.max_tokens.unwrap_or(limits.max_len(spec.kv_keep) - prompt_len);
@@ -38,7 +38,7 @@ pub(crate) fn expected(spec: &RequestSpec, limits: &RequestLimits, sees: Sees) -
             seen.counts = if counted { seen.counts.wrapping_add(value) } else { 0 };
         }
         num_seen = all.len();
-        seen.context = sees.sum(keep, prompt_len, &values);
+        seen.context = sees.context(keep, prompt_len, &values);
         let num_before = all.len() - prompt_len;
         let row = sampling_row(&spec.sampling, all.len(), counted);
         let bias = bias(spec, &all, num_before);
@@ -56,9 +56,21 @@ pub(crate) fn expected(spec: &RequestSpec, limits: &RequestLimits, sees: Sees) -
 }
 
 impl Sees {
-    /// Sum of what the last of these tokens sees.
-    fn sum(&self, keep: KvKeep, prompt_len: usize, values: &[u64]) -> u64 {
-        let start = self.window.map_or(0, |window| values.len().saturating_sub(window));
+    /// What the last of these tokens sees in all layers.
+    fn context(&self, keep: KvKeep, prompt_len: usize, values: &[u64]) -> u64 {
+        let sums = self.windows.iter().map(|window| self.sum(*window, keep, prompt_len, values));
+        sums.fold(0, with_layer)
+    }
+
+    /// Sum of what it sees in a layer.
+    fn sum(
+        &self,
+        window: Option<usize>,
+        keep: KvKeep,
+        prompt_len: usize,
+        values: &[u64],
+    ) -> u64 {
+        let start = window.map_or(0, |window| values.len().saturating_sub(window));
         match keep {
             KvKeep::All => sum(values[start..].iter().copied()),
             KvKeep::Latest(KvWindow { num_sinks, window }) => {
@@ -148,8 +160,8 @@ mod tests {
             vocab_size: 32,
             kv: KvTerms::UNBOUND,
         };
-        let sees = Sees { window: None, block_size: 4 };
-        let expected = |spec: &RequestSpec| expected(spec, &limits, sees);
+        let sees = Sees { windows: vec![None], block_size: 4 };
+        let expected = |spec: &RequestSpec| expected(spec, &limits, &sees);
         let spec = RequestSpec { prompt: vec![1, 2, 3], ..RequestSpec::default() };
         let whole = expected(&spec);
         assert_eq!((whole.tokens.len(), whole.finish), (9, FinishReason::Length));

@@ -136,25 +136,25 @@ enum Ended {
     Lost(EngineError),
 }
 
-/// The model: one layer, as little as there can be, that looks back on so many tokens.
-fn model(window: Option<usize>) -> ModelConfig {
+/// The model: as little as there can be, with layers that look back on so many tokens.
+fn model(windows: &[Option<usize>]) -> ModelConfig {
     let text = r#"{
         "architectures": ["MistralForCausalLM"], "model_type": "mistral", "vocab_size": 32,
         "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
         "num_key_value_heads": 1, "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 1e-5,
         "max_position_embeddings": 1024, "rope_theta": 10000.0, "tie_word_embeddings": true,
-        "sliding_window": WINDOW
+        "sliding_window": null
     }"#;
-    let window = window.map_or_else(|| "null".to_owned(), |window| window.to_string());
-    let text = text.replace("WINDOW", &window);
-    ModelConfig::from_json("simulated", &text).expect("the text is part of this file")
+    let model = ModelConfig::from_json("simulated", text);
+    let model = model.expect("the text is part of this file");
+    ModelConfig { num_layers: windows.len(), layer_windows: windows.to_vec(), ..model }
 }
 
 fn start(
     scenario: &Scenario,
     backend: &SimBackend,
 ) -> Result<(Engine<SimBackend>, EngineHandle), EngineError> {
-    let config = model(scenario.window);
+    let config = model(&scenario.windows);
     assert_eq!(config.vocab_size, VOCAB_SIZE as usize);
     let weights = Weights::Dummy(DummyWeights { seed: 0 });
     let max_len = scenario.engine.max_model_len;
@@ -278,8 +278,9 @@ impl<'a> Driver<'a> {
             Some(Leaving::VanishAtToken(count)) => Some(count),
             _ => None,
         };
-        let sees = Sees { window: self.scenario.window, block_size: self.limits.kv.block_size };
-        let client = Client::new(expected(&spec, &self.limits, sees), vanishes_after);
+        let windows = self.scenario.windows.clone();
+        let sees = Sees { windows, block_size: self.limits.kv.block_size };
+        let client = Client::new(expected(&spec, &self.limits, &sees), vanishes_after);
         if self.lost_final == Some(i) {
             client.lose_final();
         }

@@ -15,8 +15,8 @@ pub struct Scenario {
     pub seed: u64,
     /// The engine.
     pub engine: EngineConfig,
-    /// How far back the model's layer looks; `None`: it sees everything.
-    pub window: Option<usize>,
+    /// How far back each of the model's layers looks; `None`: it sees everything.
+    pub windows: Vec<Option<usize>>,
     /// What decides at first.
     pub policy: Policy,
     /// What decides from some moment on.
@@ -37,7 +37,9 @@ impl Scenario {
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let window = random.chance(20).then(|| random.range(1, 60));
-        let engine = engine(&mut random, window);
+        let of_one_layer = engine(&mut random, window);
+        let windows = windows(&mut Random::new(!seed), window);
+        let engine = with_layers(of_one_layer.clone(), windows.len());
         let policy_now = policy(&mut random, &engine);
         let num_tunings = if random.chance(15) { random.range(1, 3) } else { 0 };
         let tuning = |random: &mut Random| {
@@ -46,12 +48,12 @@ impl Scenario {
         };
         let mut tunings: Vec<_> = (0..num_tunings).map(|_| tuning(&mut random)).collect();
         tunings.sort_by_key(|(at, _)| *at);
-        let requests = requests(&mut random, &engine, window);
+        let requests = requests(&mut random, &of_one_layer, window);
         let faults = faults(&mut random);
         let noise = random.pick(&[0.0, 0.1, 3.0]);
         let checks_blocks = random.chance(30);
         let policy = policy_now;
-        Self { seed, engine, window, policy, tunings, checks_blocks, requests, faults, noise }
+        Self { seed, engine, windows, policy, tunings, checks_blocks, requests, faults, noise }
     }
 }
 
@@ -87,6 +89,27 @@ fn engine(random: &mut Random, window: Option<usize>) -> EngineConfig {
         kv_keep: if random.chance(15) { latest(random, room, window) } else { KvKeep::All },
         max_outstanding: 256,
     }
+}
+
+/// Windows of all layers; those behind the first one form groups of their own if they look back
+/// less far, or further.
+fn windows(random: &mut Random, first: Option<usize>) -> Vec<Option<usize>> {
+    let num_more = if random.chance(20) { random.range(1, 4) } else { 0 };
+    let kinds = [first, Some(random.range(1, 60)), Some(random.range(1, 60))];
+    let more = (0..num_more).map(|_| random.pick(&kinds)).collect::<Vec<_>>();
+    [first].into_iter().chain(more).collect()
+}
+
+/// Blocks for so many layers, a little less for each behind the first. Only of models whose layers
+/// are alike the host keeps cold prefixes.
+fn with_layers(engine: EngineConfig, num_layers: usize) -> EngineConfig {
+    let memory = MemoryConfig {
+        keeps_cold_prefixes: engine.memory.keeps_cold_prefixes && num_layers == 1,
+        num_swap_blocks: engine.memory.num_swap_blocks * num_layers,
+        ..engine.memory
+    };
+    let for_more = engine.num_blocks * (num_layers - 1) * 2 / 3;
+    EngineConfig { num_blocks: engine.num_blocks + for_more, memory, ..engine }
 }
 
 /// Sinks and a window, mostly less than `room` and than the model's own window.

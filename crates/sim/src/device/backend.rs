@@ -309,15 +309,22 @@ impl Backend for SimBackend {
         if !state.config.checks {
             return Ok(());
         }
-        // Values of a layer lie as its keys do, and all layers lie alike.
-        let Some(keys) = args.kv.parts().first() else { return Ok(()) };
-        let (from, to) = match args.way {
-            MoveWay::WithinDevice => (keys.id, keys.id),
-            MoveWay::ToHost(host) => (keys.id, host.id),
-            MoveWay::FromHost(host) => (host.id, keys.id),
-        };
-        for pair in args.pairs {
-            state.copy_block(stream.thread, (from, pair.from), (to, pair.to));
+        // Values of a layer lie as its keys do. A block of the host has all layers side by side.
+        let num_layers = args.kv.parts().len() / 2;
+        let on_host = |block: u32, layer: usize| block * num_layers as u32 + layer as u32;
+        for (layer, keys) in args.kv.parts().iter().step_by(2).enumerate() {
+            for pair in args.pairs {
+                let (from, to) = match args.way {
+                    MoveWay::WithinDevice => ((keys.id, pair.from), (keys.id, pair.to)),
+                    MoveWay::ToHost(host) => {
+                        ((keys.id, pair.from), (host.id, on_host(pair.to, layer)))
+                    }
+                    MoveWay::FromHost(host) => {
+                        ((host.id, on_host(pair.from, layer)), (keys.id, pair.to))
+                    }
+                };
+                state.copy_block(stream.thread, from, to);
+            }
         }
         Ok(())
     }
@@ -327,7 +334,7 @@ impl Backend for SimBackend {
         self.operate(*stream, |state| copied(state, num_blocks, args.attention))?;
         let mut state = self.state();
         if state.config.checks {
-            state.turn(args.kv[0].keys.id, args.turns);
+            args.kv.iter().for_each(|layer| state.turn(layer.keys.id, args.turns));
         }
         Ok(())
     }
@@ -380,6 +387,10 @@ impl Backend for SimBackend {
         step.unpack(&state.memories[packed.id].words, &previous_words, shape);
         state.memories[previous.id].words = previous_words;
         state.step = step;
+        state.contexts.clear();
+        state.group_ids.clear();
+        let others = batch.more_groups.iter().map(|group| group.context_lens.id);
+        state.group_ids.extend([batch.context_lens.id].into_iter().chain(others));
         Ok(())
     }
 
@@ -475,7 +486,8 @@ impl Backend for SimBackend {
         self.operate(*stream, |state| state.config.cost.elementwise(bytes))?;
         let mut state = self.state();
         if state.config.checks {
-            state.write_kv(args.kv.keys.id, args.attention.block_size);
+            let group = state.group_of(args.batch);
+            state.write_kv(args.kv.keys.id, args.attention.block_size, group);
         }
         Ok(())
     }
@@ -484,17 +496,19 @@ impl Backend for SimBackend {
         let window = args.window.unwrap_or(usize::MAX);
         let cost = |state: &State| {
             let step = &state.step;
+            let context_lens = &step.groups[state.group_of(args.batch)].context_lens;
             let load = |row: usize| {
                 let len = step.row(row).len();
                 let seen = window.saturating_add(len - 1);
-                RowLoad { len, context_len: (step.context_lens[row] as usize).min(seen) }
+                RowLoad { len, context_len: (context_lens[row] as usize).min(seen) }
             };
             state.config.cost.attention((0..step.num_rows()).map(load), args.attention)
         };
         self.operate(*stream, cost)?;
         let mut state = self.state();
         if state.config.checks {
-            state.read_kv(args.kv.keys.id, args.attention.block_size, args.window);
+            let group = state.group_of(args.batch);
+            state.read_kv(args.kv.keys.id, args.attention.block_size, (group, args.window));
         }
         Ok(())
     }

@@ -44,6 +44,8 @@ pub(crate) struct Memory {
 pub(crate) struct Block {
     /// By place in the block.
     pub(crate) values: Vec<u64>,
+    /// The layer group whose keys and values they are.
+    pub(crate) group: usize,
     pub(crate) uses: Uses,
 }
 

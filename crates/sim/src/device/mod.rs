@@ -17,4 +17,4 @@ pub use backend::SimBackend;
 pub use faults::{Faults, Wait};
 pub use memory::{SimBuffer, SimHostBuffer, SimMatrix};
 pub use state::{SimConfig, Usage};
-pub(crate) use token::{Seen, chosen, count_value, draw, kv_value, turned};
+pub(crate) use token::{Seen, chosen, count_value, draw, kv_value, turned, with_layer};

@@ -85,10 +85,12 @@ pub(super) struct State {
     pub(super) step: Step,
     /// By state slot: the sum of counted tokens.
     pub(super) counts: Vec<u64>,
-    /// By row of the present step: the sum of keys and values.
+    /// By row of the present step: what it saw of keys and values in all layers so far.
     pub(super) contexts: Vec<u64>,
     /// By block: the row of the present step that writes to it.
     pub(super) writers: Vec<(u32, usize)>,
+    /// By layer group: the memory of its context lengths, which tells it from others.
+    pub(super) group_ids: Vec<usize>,
     random: Random,
     pub(super) usage: Usage,
     slow_step: f64,
@@ -115,6 +117,7 @@ impl State {
             counts: Vec::new(),
             contexts: Vec::new(),
             writers: Vec::new(),
+            group_ids: Vec::new(),
             usage: Usage::default(),
             slow_step: 1.0,
             is_graph: false,

@@ -8,15 +8,22 @@ pub(crate) struct Step {
     /// Tokens, those carried over included.
     pub(crate) token_ids: Vec<u32>,
     pub(crate) positions: Vec<u32>,
-    pub(crate) slot_mapping: Vec<u32>,
     pub(crate) row_starts: Vec<u32>,
-    pub(crate) context_lens: Vec<u32>,
-    pub(crate) block_starts: Vec<u32>,
+    /// By layer group; the first is always there.
+    pub(crate) groups: Vec<GroupStep>,
     pub(crate) row_states: Vec<RowState>,
     pub(crate) blocks: Vec<u32>,
     pub(crate) sample_indices: Vec<u32>,
     pub(crate) sampling: Vec<SamplingRow>,
     pub(crate) bias: Vec<(u32, f32)>,
+}
+
+/// Where a layer group's keys and values are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GroupStep {
+    pub(crate) slot_mapping: Vec<u32>,
+    pub(crate) context_lens: Vec<u32>,
+    block_starts: Vec<u32>,
 }
 
 impl Step {
@@ -35,10 +42,17 @@ impl Step {
             }
         }
         copy(&mut self.positions, at.positions);
-        copy(&mut self.slot_mapping, at.slot_mapping);
         copy(&mut self.row_starts, at.row_starts);
-        copy(&mut self.context_lens, at.context_lens);
-        copy(&mut self.block_starts, at.block_starts);
+        let first = (at.slot_mapping, at.context_lens, at.block_starts);
+        let others = at.more_groups.into_iter();
+        let others = others.map(|at| (at.slot_mapping, at.context_lens, at.block_starts));
+        self.groups.resize_with(1 + shape.num_more_groups, GroupStep::default);
+        let sections = [first].into_iter().chain(others);
+        for (group, (slots, lens, starts)) in self.groups.iter_mut().zip(sections) {
+            copy(&mut group.slot_mapping, slots);
+            copy(&mut group.context_lens, lens);
+            copy(&mut group.block_starts, starts);
+        }
         copy(&mut self.blocks, at.blocks);
         copy(&mut self.sample_indices, at.sample_indices);
         self.row_states.clear();
@@ -53,7 +67,7 @@ impl Step {
     }
 
     pub(crate) fn num_rows(&self) -> usize {
-        self.context_lens.len()
+        self.row_starts.len().saturating_sub(1)
     }
 
     /// A row's tokens, as indices.
@@ -61,9 +75,10 @@ impl Step {
         self.row_starts[row] as usize..self.row_starts[row + 1] as usize
     }
 
-    /// A row's blocks.
-    pub(crate) fn blocks_of(&self, row: usize) -> &[u32] {
-        &self.blocks[self.block_starts[row] as usize..self.block_starts[row + 1] as usize]
+    /// A row's blocks of a layer group.
+    pub(crate) fn blocks_of(&self, group: usize, row: usize) -> &[u32] {
+        let starts = &self.groups[group].block_starts;
+        &self.blocks[starts[row] as usize..starts[row + 1] as usize]
     }
 
     /// The row whose last token a sampled row is drawn after.

@@ -19,6 +19,11 @@ pub(crate) fn turned(value: u64, by: u32) -> u64 {
     mix(value ^ u64::from(by) << 32)
 }
 
+/// What is seen in all layers, given the sum of what one more layer sees.
+pub(crate) fn with_layer(before: u64, sum: u64) -> u64 {
+    before.rotate_left(9).wrapping_add(sum)
+}
+
 /// Which of a prompt's places stay when it is cut, in order: the last ones, which decide, and of
 /// the others those that hold the greatest numbers.
 pub(crate) fn chosen(values: &[u64], num_kept: usize, num_observed: usize) -> Vec<usize> {
@@ -39,7 +44,7 @@ pub(crate) fn count_value(token: u32, is_prompt: bool) -> u64 {
 /// What a row's draw depends on besides its rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Sum of [`kv_value`] over all positions before.
+    /// Of [`kv_value`] over the positions that each layer sees: [`with_layer`] of their sums.
     pub(crate) context: u64,
     /// Sum of [`count_value`] over all tokens before, if they are counted.
     pub(crate) counts: u64,

@@ -20,6 +20,15 @@ pub(crate) struct BatchMut<'a> {
     pub(crate) sampling: &'a mut [u32],
     pub(crate) bias_ids: &'a mut [u32],
     pub(crate) bias_values: &'a mut [u32],
+    pub(crate) more_groups: Vec<GroupMut<'a>>,
+}
+
+/// The same for [`crate::ops::GroupPlaces`].
+#[allow(missing_docs)]
+pub(crate) struct GroupMut<'a> {
+    pub(crate) slot_mapping: &'a mut [u32],
+    pub(crate) context_lens: &'a mut [u32],
+    pub(crate) block_starts: &'a mut [u32],
 }
 
 /// Copies every section of `packed` to its array, then replaces carried-over tokens by those in
@@ -48,6 +57,11 @@ pub(crate) fn unpack(packed: &[u32], previous: &[u32], shape: StepShape, batch: 
     copy(batch.sampling, at.sampling);
     copy(batch.bias_ids, at.bias_ids);
     copy(batch.bias_values, at.bias_values);
+    for (group, at) in batch.more_groups.into_iter().zip(at.more_groups) {
+        copy(group.slot_mapping, at.slot_mapping);
+        copy(group.context_lens, at.context_lens);
+        copy(group.block_starts, at.block_starts);
+    }
 }
 
 /// Arguments of [`gather_sampled`].
@@ -82,7 +96,7 @@ mod tests {
     const UNTOUCHED: u32 = 0xdead_beef;
 
     fn inputs() -> StepInputs {
-        let mut inputs = StepInputs::default();
+        let mut inputs = StepInputs::of_groups(1);
         inputs.clear();
         inputs.token_ids.extend([7, 0, 9, 0]);
         inputs.carry_over.extend([-1, 2, -1, 0]);
@@ -97,6 +111,11 @@ mod tests {
         inputs.sample_indices.extend([2, 3]);
         inputs.sampling.extend([SamplingRow { seed: u64::MAX / 3, ..SamplingRow::GREEDY }; 2]);
         inputs.bias.push((42, -1.5));
+        let group = &mut inputs.more_groups[0];
+        group.slot_mapping.extend([16, 17, 18, 19]);
+        group.context_lens.extend([1, 9, 4]);
+        group.block_starts.extend([1, 1, 2]);
+        group.blocks.extend([7, 8]);
         inputs
     }
 
@@ -105,8 +124,8 @@ mod tests {
         let inputs = inputs();
         let mut packed = vec![0; inputs.shape().num_words()];
         let shape = inputs.pack(&mut packed);
-        let mut arrays = vec![[UNTOUCHED; 40]; 12];
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = arrays.as_mut_slice() else { unreachable!() };
+        let mut arrays = vec![[UNTOUCHED; 40]; 15];
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = arrays.as_mut_slice() else { unreachable!() };
         let batch = BatchMut {
             token_ids: a,
             positions: b,
@@ -120,12 +139,13 @@ mod tests {
             sampling: j,
             bias_ids: k,
             bias_values: l,
+            more_groups: vec![GroupMut { slot_mapping: m, context_lens: n, block_starts: o }],
         };
         unpack(&packed, &[100, 101, 102], shape, batch);
 
         let state = [2, 5, 1];
         let sampling = inputs.sampling[0].to_words();
-        let expected: [&[u32]; 12] = [
+        let expected: [&[u32]; 15] = [
             &[7, 102, 9, 100],
             &[0, 11, 12, 3],
             &[32, 5, 6, 90],
@@ -133,11 +153,14 @@ mod tests {
             &[1, 13, 4],
             &[0, 1, 2, 3],
             &[state, state, state].concat(),
-            &[2, 0, 5],
+            &[2, 0, 5, 7, 8],
             &[2, 3],
             &[sampling, sampling].concat(),
             &[42],
             &[(-1.5_f32).to_bits()],
+            &[16, 17, 18, 19],
+            &[1, 9, 4],
+            &[3, 4, 4, 5],
         ];
         for (array, expected) in arrays.iter().zip(expected) {
             let (used, rest) = array.split_at(expected.len());

@@ -28,7 +28,7 @@ mod turn;
 
 pub(crate) use activation::{SiluAndMul, silu_and_mul};
 pub(crate) use attention::{Attention, attention};
-pub(crate) use batch::{BatchMut, GatherSampled, gather_sampled, unpack};
+pub(crate) use batch::{BatchMut, GatherSampled, GroupMut, gather_sampled, unpack};
 pub(crate) use ceilings::measure_ceilings;
 pub(crate) use cut::{CutPrompts, cut_prompts};
 pub(crate) use embedding::embed;

@@ -108,7 +108,11 @@ impl AttentionPlans {
 
     /// A new step's inputs are about to be in `batch`: its plans are out of date.
     pub(super) fn start_step(&self, batch: &DeviceBatch<CudaBackend>) {
-        *self.lock().steps.entry(batch.context_lens.address()).or_default() += 1;
+        let others = batch.more_groups.iter().map(|group| &group.context_lens);
+        let mut state = self.lock();
+        for context_lens in [&batch.context_lens].into_iter().chain(others) {
+            *state.steps.entry(context_lens.address()).or_default() += 1;
+        }
     }
 
     /// Whether nothing was rotated yet in the current step; it counts as done then. A rotation

@@ -25,7 +25,7 @@ use inflight_kernels::{
         silu_and_mul::{SiluAndMul, SiluAndMulParams},
         track_tokens::{TrackTokens, TrackTokensParams},
         turn_blocks::TurnBlocks,
-        unpack::{Unpack, UnpackParams},
+        unpack::{MAX_MORE_GROUPS, Unpack, UnpackGroup, UnpackParams},
     },
 };
 
@@ -183,6 +183,14 @@ impl Operators {
     ) -> Result<(), BackendError> {
         check_batch(batch, shape);
         self.attention.start_step(batch);
+        let mut more_groups = [UnpackGroup::default(); MAX_MORE_GROUPS];
+        for (to, group) in more_groups.iter_mut().zip(&batch.more_groups) {
+            *to = UnpackGroup {
+                slot_mapping: group.slot_mapping.address(),
+                context_lens: group.context_lens.address(),
+                block_starts: group.block_starts.address(),
+            };
+        }
         let params = UnpackParams {
             packed: packed.address(),
             previous: previous.address(),
@@ -198,10 +206,11 @@ impl Operators {
             sampling: batch.sampling.address(),
             bias_ids: batch.bias_ids.address(),
             bias_values: batch.bias_values.address(),
+            more_groups,
             num_tokens: word(shape.num_tokens),
             num_rows: word(shape.num_rows),
             num_sampled: word(shape.num_sampled),
-            reserved: 0,
+            num_more_groups: word(shape.num_more_groups),
         };
         self.unpack.launch(&params, stream)
     }
@@ -463,7 +472,9 @@ fn check_batch(batch: &DeviceBatch<CudaBackend>, shape: StepShape) {
         && shape.num_rows <= batch.context_lens.len()
         && shape.num_sampled <= batch.sample_indices.len()
         && shape.num_blocks <= batch.blocks.len()
-        && shape.num_bias <= batch.bias_ids.len();
+        && shape.num_bias <= batch.bias_ids.len()
+        && shape.num_more_groups == batch.more_groups.len()
+        && shape.num_more_groups <= MAX_MORE_GROUPS;
     assert!(fits, "a step of {shape:?} exceeds what the batch has room for");
 }
 
