@@ -53,5 +53,7 @@ pub use mapped_file::MappedFile;
 pub use ops::{Backend, DeviceBatch, GroupPlaces};
 pub use quant::fp8::{Fp8Matrix, Fp8Scales};
 pub use sampling_row::SamplingRow;
-pub use step::{GroupInputs, MAX_LAYER_GROUPS, OutputLayout, RowState, StepCapacity, StepInputs, StepShape};
+pub use step::{
+    GroupInputs, MAX_LAYER_GROUPS, OutputLayout, RowState, StepCapacity, StepInputs, StepShape,
+};
 pub use tensor::{HostTensor, TensorData};

@@ -15,12 +15,17 @@ pub(crate) fn kv_capacities(
     dtypes: &[KvDtype],
 ) -> Vec<KvCapacity> {
     let pool_bytes = engine.num_blocks * bytes_per_block(engine, model, used);
+    let (terms, len) = (engine.kv_terms(model), engine.max_model_len);
+    // Of several layer groups, a long request's token takes its share of what that takes at most.
+    let has_groups = !terms.other_windows.as_slice().is_empty();
+    let (blocks, tokens) =
+        if has_groups { (terms.most_blocks(len), len) } else { (1, engine.block_size) };
     let of = |&dtype: &KvDtype| {
         let block_bytes = bytes_per_block(engine, model, dtype);
         KvCapacity {
             dtype: dtype.to_string(),
-            token_bytes: block_bytes.div_ceil(engine.block_size),
-            num_tokens: pool_bytes / block_bytes * engine.block_size,
+            token_bytes: (blocks * block_bytes).div_ceil(tokens),
+            num_tokens: terms.num_tokens(pool_bytes / block_bytes, len),
             is_used: dtype == used,
         }
     };
@@ -66,5 +71,11 @@ mod tests {
         assert_eq!(tokens, [16_000, 8_000, 1939 * 16]);
         let text = describe(&fits);
         assert_eq!(text, "131072 bytes a token; would hold 8000 of f32, 31024 of int8");
+        // Half of the layers look back on 512 tokens, which with a row of 512 lie in 65 blocks.
+        let windows = (0..32).map(|layer| (layer % 2 == 0).then_some(512)).collect();
+        let mixed = ModelConfig { layer_windows: windows, ..model };
+        let fits = kv_capacities(&engine, &mixed, KvDtype::Bf16, &dtypes[..1]);
+        assert_eq!(fits[0].token_bytes, ((512 + 65) * (1 << 20)) / 8192 + 1);
+        assert_eq!(fits[0].num_tokens, 1000 * 8192 / (512 + 65));
     }
 }

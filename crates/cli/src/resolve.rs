@@ -169,7 +169,7 @@ pub(crate) fn resolve_on_cpu(
     check_blocks(&engine, model, kv_dtype)?;
     let host_bytes = resolve_host_bytes(&args.memory, machine.memory_bytes)?;
     let block_bytes = bytes_per_block(&engine, model, kv_dtype);
-    give_host_memory(&mut engine, host_bytes, block_bytes);
+    give_host_memory(&mut engine, model, host_bytes, block_bytes)?;
     let num_threads = args.threads.map_or(machine.num_cores, |threads| threads.get() as usize);
     let simd = resolve_simd(args)?;
     Ok(OnCpu { cpu: CpuConfig { num_threads, kv_dtype, weights, simd }, engine })
@@ -253,9 +253,9 @@ fn resolve_engine(
         kv_keep: args.memory.kv_keep(),
         max_outstanding: max_num_seqs.saturating_add(workload.max_queue),
     };
-    engine.num_blocks = engine.blocks_per_sequence().saturating_mul(max_num_seqs);
+    engine.num_blocks = engine.blocks_per_sequence(model).saturating_mul(max_num_seqs);
     let asked = match (args.kv_cache_tokens, args.kv_cache_memory) {
-        (Some(tokens), _) => Some(tokens.get().div_ceil(block_size)),
+        (Some(tokens), _) => Some(engine.kv_terms(model).num_blocks(tokens.get(), max_model_len)),
         (None, Some(gib)) => {
             Some(resolve_gib(gib)? / bytes_per_block(&engine, model, usual.kv_dtype))
         }

@@ -206,9 +206,10 @@ fn engine(
     let steps = engine.working_bytes(model, Dtype::BF16) as f64;
     let left = usable - weights_bytes(files, cost)? - steps;
     let room = (left / block_bytes as f64).max(0.0) as usize;
-    let enough = max_model_len.div_ceil(engine.block_size).saturating_mul(engine.max_num_seqs);
+    let terms = engine.kv_terms(model);
+    let enough = engine.blocks_per_sequence(model).saturating_mul(engine.max_num_seqs);
     engine.num_blocks = match asked.kv_cache_tokens {
-        Some(tokens) => tokens.get().div_ceil(engine.block_size),
+        Some(tokens) => terms.num_blocks(tokens.get(), max_model_len),
         None => room.min(enough),
     };
     ensure!(
@@ -219,7 +220,7 @@ fn engine(
         engine.num_blocks
     );
     let host_bytes = resolve_host_bytes(&args.memory, HOST_BYTES)?;
-    give_host_memory(&mut engine, host_bytes, block_bytes);
+    give_host_memory(&mut engine, model, host_bytes, block_bytes)?;
     Ok(engine)
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use inflight_backend::KvDtype;
 use inflight_engine::EngineConfig;
-use inflight_model::ModelConfig;
+use inflight_model::{LayerGroups, ModelConfig};
 use inflight_server::KvCapacity;
 
 use crate::kv_capacity;
@@ -37,7 +37,7 @@ impl Summary {
         let parameters = num_parameters(model) as f64 / 1e6;
         let overlap = if engine.overlap { "on" } else { "off" };
         let (sequences, budget) = (engine.max_num_seqs, engine.max_num_batched_tokens);
-        let kv_tokens = engine.num_blocks * engine.block_size;
+        let kv_tokens = engine.kv_terms(model).num_tokens(engine.num_blocks, engine.max_model_len);
         let prefixes = if engine.memory.prefix_caching { ", prefixes are kept" } else { "" };
         let mut summary = Self::default();
         summary.push("model", format!("{name}, {family}, {parameters:.1} M parameters"));
@@ -53,9 +53,13 @@ impl Summary {
             summary.push(label, format!("{:>9}  {what}", size(bytes)));
         }
         summary.push("KV cache", kv_capacity::describe(kv_capacities));
+        if let Some(text) = layer_groups(model) {
+            summary.push("layers", text);
+        }
         if memory.swap > 0 {
             let cold = if engine.memory.keeps_cold_prefixes { ", and cold prefixes" } else { "" };
-            let tokens = engine.memory.num_swap_blocks * engine.block_size;
+            let terms = engine.kv_terms(model);
+            let tokens = terms.num_tokens(engine.memory.num_swap_blocks, engine.max_model_len);
             let what = format!("of the host: {tokens} tokens of requests that give way{cold}");
             summary.push("swap space", format!("{:>9}  {what}", size(memory.swap)));
         }
@@ -71,6 +75,27 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.rows.iter().try_for_each(|(label, text)| writeln!(f, "{label:>10}  {text}"))
     }
+}
+
+/// How layers share the KV cache's blocks, if not all in the same way.
+fn layer_groups(model: &ModelConfig) -> Option<String> {
+    let groups = LayerGroups::new(model);
+    if groups.num_groups() == 1 {
+        return None;
+    }
+    let mut kinds: Vec<(Option<usize>, usize)> = Vec::new();
+    for window in groups.windows() {
+        match kinds.last_mut().filter(|(kind, _)| kind == window) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((*window, 1)),
+        }
+    }
+    let kind = |(window, count): &(Option<usize>, usize)| match window {
+        None => format!("{count} that see everything"),
+        Some(window) => format!("{count} that see {window} tokens"),
+    };
+    let kinds: Vec<String> = kinds.iter().map(kind).collect();
+    Some(format!("in groups of {}: {}", groups.width(), kinds.join(", ")))
 }
 
 /// Weights of the decoder; an output matrix that is the embedding table counts once.

@@ -73,7 +73,11 @@ impl<B: Backend> ModelRunner<B> {
                 config.num_blocks,
                 config.block_size,
             )?,
-            scratch: Scratch::new(backend, decoder.config(), config.scratch_capacity(decoder.config()))?,
+            scratch: Scratch::new(
+                backend,
+                decoder.config(),
+                config.scratch_capacity(decoder.config()),
+            )?,
             state: SamplingState {
                 token_counts: backend.alloc_words("token_counts", num_counts)?,
                 vocab_size,

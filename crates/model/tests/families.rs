@@ -107,6 +107,8 @@ families! {
     qwen2: "qwen2", "qwen2";
     qwen3: "qwen3", "qwen3";
     qwen3_gguf: "qwen3", "qwen3/model.gguf";
+    qwen2_mixed: "qwen2_mixed", "qwen2_mixed";
+    qwen3_mixed: "qwen3_mixed", "qwen3_mixed";
     fp8_channel: "fp8_channel", "fp8_channel";
     fp8_tensor: "fp8_tensor", "fp8_tensor";
     fp8_block: "fp8_block", "fp8_block";

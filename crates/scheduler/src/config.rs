@@ -69,7 +69,8 @@ impl SchedulerConfig {
                 max_num_seqs,
             });
         }
-        let MemoryConfig { num_swap_blocks, max_moved_blocks, keeps_cold_prefixes, .. } = self.memory;
+        let MemoryConfig { num_swap_blocks, max_moved_blocks, keeps_cold_prefixes, .. } =
+            self.memory;
         if u32::try_from(num_swap_blocks).is_err() {
             return Err(SchedulerError::SwapSpaceTooLarge { num_swap_blocks });
         }

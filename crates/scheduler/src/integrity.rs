@@ -258,8 +258,7 @@ mod tests {
         check(
             |s| {
                 let start = s.sequence(A).tables.shared(2).unwrap();
-                let (sequence, mut other) =
-                    (s.sequences.get_mut(&C).unwrap(), s.cache.clone());
+                let (sequence, mut other) = (s.sequences.get_mut(&C).unwrap(), s.cache.clone());
                 sequence.tables.adopt(&start, &mut other);
             },
             "block 0 counts 1 references, has 2",

@@ -14,7 +14,8 @@ impl Scheduler {
             return;
         }
         let sequence = self.sequences.get_mut(&id).expect("only called for living sequences");
-        let Sequence { tokens, chain, tables, retention, num_computed, num_arriving, .. } = sequence;
+        let Sequence { tokens, chain, tables, retention, num_computed, num_arriving, .. } =
+            sequence;
         chain.extend(tokens);
         if *num_arriving > 0 || !matches!(sequence.phase, Phase::Running(_)) {
             return;

@@ -11,8 +11,8 @@ use std::{
 };
 
 use inflight_backend::{
-    Backend, BackendError, CpuBackend, DeviceBatch, HistoryShape, HostTensor, KvBlocks, KvDtype,
-    KvLayer, MoveBlocks, MoveWay, StepShape, TurnBlocks,
+    Backend, BackendError, CpuBackend, DeviceBatch, GroupPlaces, HistoryShape, HostTensor,
+    KvBlocks, KvDtype, KvLayer, MoveBlocks, MoveWay, StepShape, TurnBlocks,
     ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
@@ -90,6 +90,15 @@ fn batch(batch: &DeviceBatch<Saboteur>) -> DeviceBatch<CpuBackend> {
         sampling: batch.sampling,
         bias_ids: batch.bias_ids,
         bias_values: batch.bias_values,
+        more_groups: batch
+            .more_groups
+            .into_iter()
+            .map(|group| GroupPlaces {
+                slot_mapping: group.slot_mapping,
+                context_lens: group.context_lens,
+                block_starts: group.block_starts,
+            })
+            .collect(),
     }
 }
 

@@ -159,7 +159,11 @@ impl<B: Backend> Decoder<B> {
         inputs: ForwardInputs<'_, B>,
         stream: &B::Stream,
     ) -> Result<(), BackendError> {
-        assert_eq!(inputs.kv.len(), self.groups.width(), "one KV cache for each of a group's layers");
+        assert_eq!(
+            inputs.kv.len(),
+            self.groups.width(),
+            "one KV cache for each of a group's layers"
+        );
         let pass = Pass { config: &self.config, backend, inputs: &inputs, stream };
         let (batch, step) = (inputs.batch, inputs.step);
         let hidden = &inputs.scratch.hidden;

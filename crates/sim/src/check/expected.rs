@@ -63,13 +63,7 @@ impl Sees {
     }
 
     /// Sum of what it sees in a layer.
-    fn sum(
-        &self,
-        window: Option<usize>,
-        keep: KvKeep,
-        prompt_len: usize,
-        values: &[u64],
-    ) -> u64 {
+    fn sum(&self, window: Option<usize>, keep: KvKeep, prompt_len: usize, values: &[u64]) -> u64 {
         let start = window.map_or(0, |window| values.len().saturating_sub(window));
         match keep {
             KvKeep::All => sum(values[start..].iter().copied()),

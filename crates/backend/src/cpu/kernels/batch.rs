@@ -125,7 +125,9 @@ mod tests {
         let mut packed = vec![0; inputs.shape().num_words()];
         let shape = inputs.pack(&mut packed);
         let mut arrays = vec![[UNTOUCHED; 40]; 15];
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = arrays.as_mut_slice() else { unreachable!() };
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = arrays.as_mut_slice() else {
+            unreachable!()
+        };
         let batch = BatchMut {
             token_ids: a,
             positions: b,
