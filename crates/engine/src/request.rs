@@ -452,6 +452,7 @@ mod tests {
         block_size: 16,
         max_row_len: 16,
         context: 32,
+        other_windows: crate::OtherWindows::NONE,
         widest_window: None,
         narrowest_window: None,
         cuts_prompts: true,
