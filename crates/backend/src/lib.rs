@@ -16,6 +16,7 @@ mod ceilings;
 mod clock;
 pub mod cpu;
 pub mod cuda;
+mod device_batch;
 mod dtype;
 mod e4m3;
 mod error;
@@ -40,6 +41,7 @@ pub use ceilings::Ceilings;
 pub use clock::Clock;
 pub use cpu::{CpuBackend, CpuConfig, SimdLevel, WeightPrecision};
 pub use cuda::{CudaBackend, CudaConfig};
+pub use device_batch::{DeviceBatch, GroupPlaces};
 pub use dtype::Dtype;
 pub use error::BackendError;
 pub use graph::Graph;
@@ -50,7 +52,7 @@ pub use kv_blocks::{
 pub use kv_layout::{KvDtype, KvLayout};
 pub use late::{LateRow, LateWriter};
 pub use mapped_file::MappedFile;
-pub use ops::{Backend, DeviceBatch, GroupPlaces};
+pub use ops::Backend;
 pub use quant::fp8::{Fp8Matrix, Fp8Scales};
 pub use sampling_row::SamplingRow;
 pub use step::{

@@ -21,9 +21,9 @@ use super::{
     stream::{CpuStream, Fault},
 };
 use crate::{
-    Backend, BackendError, Ceilings, CheckBlocks, CutPrompts, DeviceBatch, Dtype, HistoryShape,
-    HostTensor, KvDtype, MoveBlocks, OutputLayout, StepShape, TurnBlocks,
-    ops::{Attention, GroupPlaces, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    Backend, BackendError, Ceilings, CheckBlocks, CutPrompts, DeviceBatch, Dtype, GroupPlaces,
+    HistoryShape, HostTensor, KvDtype, MoveBlocks, OutputLayout, StepShape, TurnBlocks,
+    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };
 

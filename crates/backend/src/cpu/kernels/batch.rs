@@ -23,7 +23,7 @@ pub(crate) struct BatchMut<'a> {
     pub(crate) more_groups: Vec<GroupMut<'a>>,
 }
 
-/// The same for [`crate::ops::GroupPlaces`].
+/// The same for [`crate::GroupPlaces`].
 #[allow(missing_docs)]
 pub(crate) struct GroupMut<'a> {
     pub(crate) slot_mapping: &'a mut [u32],
