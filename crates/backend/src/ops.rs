@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 use crate::{
-    AttentionShape, BackendError, Ceilings, CheckBlocks, Clock, CutPrompts, Dtype, Graph,
-    HistoryShape, HostTensor, KvDtype, KvLayer, KvLayout, MoveBlocks, StepCapacity, StepShape,
-    TurnBlocks,
+    AttentionShape, BackendError, Ceilings, CheckBlocks, Clock, CutPrompts, DeviceBatch, Dtype,
+    Graph, HistoryShape, HostTensor, KvDtype, KvLayer, KvLayout, MoveBlocks, StepCapacity,
+    StepShape, TurnBlocks,
 };
 
 /// A device that runs operators in order on streams.
