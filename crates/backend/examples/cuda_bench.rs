@@ -9,7 +9,9 @@ use inflight_backend::{
     AttentionShape, Backend, BackendError, CudaBackend, CudaConfig, DeviceBatch, Dtype, HostTensor,
     KvDtype, KvLayer, RowState, SamplingRow, StepCapacity, StepInputs, StepShape, TensorData,
     cuda::{Numerics, Softmax, usual_library_folders},
-    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    ops::{
+        Activation, Attention, GateAndMul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState,
+    },
 };
 
 type Failure = Box<dyn Error>;
@@ -195,7 +197,10 @@ impl<'a> Bench<'a> {
                 self.backend.rms_norm(args, &self.stream)
             })?,
             self.time("silu_and_mul", num_rows * FFN * 6, &|_| {
-                self.backend.silu_and_mul(wide, narrow, num_rows, FFN, &self.stream)
+                let (gate_up, out, len) = (wide, narrow, FFN);
+                let activation = Activation::Silu;
+                let args = GateAndMul { gate_up, out, num_rows, len, activation };
+                self.backend.gate_and_mul(args, &self.stream)
             })?,
         ])
     }

@@ -62,6 +62,15 @@ impl Dtype {
         (num_elements / self.block_len()).checked_mul(self.block_bytes())
     }
 
+    /// The number of this type that is nearest to `x`; of types that share scales, `x` itself.
+    pub fn round(self, x: f32) -> f32 {
+        match self {
+            Self::F16 => half::f16::from_f32(x).to_f32(),
+            Self::BF16 => half::bf16::from_f32(x).to_f32(),
+            _ => x,
+        }
+    }
+
     /// The name used in weight files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {

@@ -52,7 +52,7 @@ pub use kv_blocks::{
 pub use kv_layout::{KvDtype, KvLayout};
 pub use late::{LateRow, LateWriter};
 pub use mapped_file::MappedFile;
-pub use ops::Backend;
+pub use ops::{Activation, Backend};
 pub use quant::fp8::{Fp8Matrix, Fp8Scales};
 pub use sampling_row::SamplingRow;
 pub use step::{

@@ -288,18 +288,25 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         Err(BackendError::Unsupported(format!("{}: no history", self.description())))
     }
 
-    /// `out[t] = table[token_ids[t]]`, `[num_tokens, hidden]`.
-    fn embed(
-        &self,
-        table: &Self::Embedding,
-        batch: &DeviceBatch<Self>,
-        shape: StepShape,
-        out: &Self::Buffer,
-        stream: &Self::Stream,
-    ) -> Result<(), BackendError>;
+    /// `out[t] = table[token_ids[t]] * scale`, `[num_tokens, hidden]`.
+    fn embed(&self, args: Embed<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
 
     /// `out = x / rms(x) * weight`, each of `num_rows` rows of `weight`'s length.
     fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    /// `out += x / rms(x) * weight`: a norm behind a branch, before it joins the state. `x` and
+    /// `out` are f32 on every device.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] on a device that cannot.
+    fn add_rms_norm(
+        &self,
+        args: RmsNorm<'_, Self>,
+        stream: &Self::Stream,
+    ) -> Result<(), BackendError> {
+        let _ = (args, stream);
+        Err(BackendError::Unsupported(format!("{}: no norms of branches", self.description())))
+    }
 
     /// `out = x * weight^T (+ bias)`, or `out += ...`.
     fn matmul(&self, args: Matmul<'_, Self>, stream: &Self::Stream) -> Result<(), BackendError>;
@@ -315,15 +322,14 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         self.rms_norm(norm, stream)
     }
 
-    /// `out = silu(x * gate^T) * (x * up^T)`, the two matrices one above the other.
+    /// `out = f(x * gate^T) * (x * up^T)`, the two matrices one above the other.
     fn gated_matmul(
         &self,
         args: GatedMatmul<'_, Self>,
         stream: &Self::Stream,
     ) -> Result<(), BackendError> {
-        let GatedMatmul { out, num_rows, len, .. } = args;
         self.matmul(args.matmul(), stream)?;
-        self.silu_and_mul(args.gate_up, out, num_rows, len, stream)
+        self.gate_and_mul(args.gate(), stream)
     }
 
     /// Normalises (if asked) and rotates queries and keys; writes keys and values to the KV cache.
@@ -352,13 +358,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         stream: &Self::Stream,
     ) -> Result<(), BackendError>;
 
-    /// `out[t, i] = silu(gate_up[t, i]) * gate_up[t, len + i]`, `[num_rows, len]`.
-    fn silu_and_mul(
+    /// `out[t, i] = f(gate_up[t, i]) * gate_up[t, len + i]`, `[num_rows, len]`.
+    fn gate_and_mul(
         &self,
-        gate_up: &Self::Buffer,
-        out: &Self::Buffer,
-        num_rows: usize,
-        len: usize,
+        args: GateAndMul<'_, Self>,
         stream: &Self::Stream,
     ) -> Result<(), BackendError>;
 
@@ -439,6 +442,32 @@ pub struct SamplingState<B: Backend> {
     pub vocab_size: usize,
 }
 
+/// Arguments of [`Backend::embed`].
+#[allow(missing_docs)]
+pub struct Embed<'a, B: Backend> {
+    /// `[vocab_size, hidden]`.
+    pub table: &'a B::Embedding,
+    /// `[num_tokens, hidden]`.
+    pub out: &'a B::Buffer,
+    /// Multiplies every element; 1 for most models.
+    pub scale: f32,
+    pub batch: &'a DeviceBatch<B>,
+    pub step: StepShape,
+}
+
+/// What a gate of a feed-forward layer goes through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`.
+    #[default]
+    Silu,
+    /// The Gaussian error linear unit, with its usual approximation by a hyperbolic tangent.
+    ///
+    /// # Source
+    /// Hendrycks and Gimpel: "Gaussian error linear units", 2016, section 2.
+    GeluTanh,
+}
+
 /// Arguments of [`Backend::rms_norm`].
 #[allow(missing_docs)]
 pub struct RmsNorm<'a, B: Backend> {
@@ -484,14 +513,33 @@ pub struct GatedMatmul<'a, B: Backend> {
     pub out: &'a B::Buffer,
     pub num_rows: usize,
     pub len: usize,
+    pub activation: Activation,
 }
 
 impl<'a, B: Backend> GatedMatmul<'a, B> {
+    /// What follows the product.
+    pub fn gate(&self) -> GateAndMul<'a, B> {
+        let Self { gate_up, out, num_rows, len, activation, .. } = *self;
+        GateAndMul { gate_up, out, num_rows, len, activation }
+    }
+
     /// Both products side by side.
     pub fn matmul(&self) -> Matmul<'a, B> {
         let Self { x, weight, bias, gate_up, num_rows, .. } = *self;
         Matmul { x, weight, bias, out: gate_up, num_rows, accumulate: false }
     }
+}
+
+/// Arguments of [`Backend::gate_and_mul`].
+#[allow(missing_docs)]
+pub struct GateAndMul<'a, B: Backend> {
+    /// `[num_rows, 2 * len]`.
+    pub gate_up: &'a B::Buffer,
+    /// `[num_rows, len]`.
+    pub out: &'a B::Buffer,
+    pub num_rows: usize,
+    pub len: usize,
+    pub activation: Activation,
 }
 
 /// Arguments of [`Backend::rope_and_cache`].

@@ -1,7 +1,7 @@
 //! What the memory can do: copies to and from the device, and an operator that only moves values.
 
 use anyhow::Result;
-use inflight_backend::{Backend, Dtype};
+use inflight_backend::{Activation, Backend, Dtype, ops::GateAndMul};
 
 /// Words of a copy: 64 MiB, larger than caches.
 const COPY_WORDS: usize = 16 << 20;
@@ -43,8 +43,11 @@ pub fn measure_bandwidths<B: Backend>(backend: &B) -> Result<Vec<Bandwidth>> {
     let gate_up = backend.alloc_activations("bandwidth", num_rows * 2 * ROW_LEN)?;
     let out = backend.alloc_activations("bandwidth", num_rows * ROW_LEN)?;
     let moved = OPERATOR_BYTES + OPERATOR_BYTES / 2;
-    let operator = stopwatch
-        .gb_per_s(moved, || Ok(backend.silu_and_mul(&gate_up, &out, num_rows, ROW_LEN, stream)?))?;
+    let operator = stopwatch.gb_per_s(moved, || {
+        let (gate_up, out, len) = (&gate_up, &out, ROW_LEN);
+        let activation = Activation::Silu;
+        Ok(backend.gate_and_mul(GateAndMul { gate_up, out, num_rows, len, activation }, stream)?)
+    })?;
     Ok(vec![
         Bandwidth { what: "copy, host to device", gb_per_s: to_device },
         Bandwidth { what: "copy, device to host", gb_per_s: to_host },

@@ -104,7 +104,8 @@ fn num_parameters(model: &ModelConfig) -> usize {
     let biases = usize::from(model.qkv_bias) * model.qkv_len();
     let qk_norms = usize::from(model.qk_norm) * 2 * model.head_dim;
     let ffn = 3 * model.hidden_size * model.ffn_size;
-    let layer = attention + biases + qk_norms + ffn + 2 * model.hidden_size;
+    let num_norms = if model.style.post_norms { 4 } else { 2 };
+    let layer = attention + biases + qk_norms + ffn + num_norms * model.hidden_size;
     let num_tables = if model.tie_word_embeddings { 1 } else { 2 };
     model.num_layers * layer + num_tables * model.vocab_size * model.hidden_size + model.hidden_size
 }

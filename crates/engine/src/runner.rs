@@ -254,8 +254,15 @@ impl<B: Backend> ModelRunner<B> {
             to: turn.copy.to.0,
             by: word(turn.by),
         };
-        let turns: Vec<_> = turns.iter().map(turn).collect();
-        self.decoder.turn_blocks(backend, (&self.kv, self.block_size), &turns, compute)
+        for group in 0..self.decoder.groups().num_groups() {
+            let of_group = turns.iter().filter(|turn| turn.group == group);
+            let turns: Vec<_> = of_group.map(turn).collect();
+            if !turns.is_empty() {
+                let kv = (&self.kv[..], self.block_size);
+                self.decoder.turn_blocks(backend, kv, (group, &turns), compute)?;
+            }
+        }
+        Ok(())
     }
 
     /// Counts tokens that no step computes.

@@ -16,9 +16,10 @@ use inflight_model::{Decoder, LayerGroups, ModelFiles, eval::logits_from};
 use support::{Client, Running, config, submit, submit_outputs};
 
 /// One layer sees everything, three see 12 tokens: four groups. Two layers and three that see 9
-/// tokens: five groups. That their logits are transformers', other tests say
+/// tokens: five groups. Two and five that see 10 and rotate otherwise: seven groups. That their
+/// logits are those of transformers, other tests say
 /// (`crates/model/tests/families.rs`).
-const MODELS: [&str; 2] = ["qwen2_mixed", "qwen3_mixed"];
+const MODELS: [&str; 3] = ["qwen2_mixed", "qwen3_mixed", "gemma3"];
 
 fn files(model: &str) -> ModelFiles {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
@@ -80,7 +81,7 @@ fn every_schedule_gives_the_tokens_of_whole_passes() {
         max_moved_blocks: 4,
         ..MemoryConfig::default()
     };
-    for (model, small) in MODELS.into_iter().zip([130, 160]) {
+    for (model, small) in MODELS.into_iter().zip([130, 160, 190]) {
         let specs = requests();
         let expected: Vec<_> = specs.iter().map(|spec| greedy(model, spec)).collect();
         let mut num_preemptions = 0;
@@ -145,7 +146,7 @@ fn windows_take_as_much_however_long_a_stream_is() {
 
 #[test]
 fn a_prompt_that_was_computed_is_found_in_all_groups() {
-    for (model, overlap) in MODELS.into_iter().zip([false, true]) {
+    for (model, overlap) in MODELS.into_iter().zip([false, true, true]) {
         let engine = start(model, config(overlap));
         let first = RequestSpec { max_tokens: Some(30), ..requests()[5].clone() };
         let (before, num_found) = engine.submit(first.clone()).wait_and_count();

@@ -1,4 +1,4 @@
-// out[t] = table[token_ids[t]]. One block a token.
+// out[t] = table[token_ids[t]] * scale. One block a token.
 #include "common.cuh"
 
 typedef ElementOf<TABLE_IS_BF16>::type Table;
@@ -11,7 +11,7 @@ struct Params {
     u32 num_tokens;
     u32 num_embeddings;
     u32 len;
-    u32 reserved;
+    float scale;
 };
 
 KERNEL void __launch_bounds__(THREADS) embed(const Params p) {
@@ -25,11 +25,13 @@ KERNEL void __launch_bounds__(THREADS) embed(const Params p) {
         for (u32 i = threadIdx.x * 8; i < p.len; i += THREADS * 8) {
             float x[8] = {};
             if (valid) load8(from + i, x);
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] *= p.scale;
             store8(to + i, x);
         }
     } else {
         for (u32 i = threadIdx.x; i < p.len; i += THREADS) {
-            to[i] = from_float<Out>(valid ? to_float(from[i]) : 0.0f);
+            to[i] = from_float<Out>(valid ? to_float(from[i]) * p.scale : 0.0f);
         }
     }
 }

@@ -1,4 +1,4 @@
-// out = x / sqrt(mean(x^2) + eps) * weight. One block a row.
+// out = x / sqrt(mean(x^2) + eps) * weight, or with ADD out += that. One block a row.
 #include "common.cuh"
 
 typedef ElementOf<X_IS_BF16>::type X;
@@ -44,6 +44,12 @@ DEVICE void norm_vectors(const X* x, const float* weight, Out* out, u32 len, flo
         if (i != first) load8(x + i, kept);
 #pragma unroll
         for (int j = 0; j < 8; j++) kept[j] = kept[j] * scale * w[j];
+        if (ADD) {
+            float before[8];
+            load8(out + i, before);
+#pragma unroll
+            for (int j = 0; j < 8; j++) kept[j] += before[j];
+        }
         store8(out + i, kept);
     }
 }
@@ -56,7 +62,8 @@ DEVICE void norm_elements(const X* x, const float* weight, Out* out, u32 len, fl
     }
     float scale = 1.0f / sqrtf(block_sum(squares) / len + eps);
     for (u32 i = threadIdx.x; i < len; i += blockDim.x) {
-        out[i] = from_float<Out>(to_float(x[i]) * scale * weight[i]);
+        float normed = to_float(x[i]) * scale * weight[i];
+        out[i] = from_float<Out>(ADD ? to_float(out[i]) + normed : normed);
     }
 }
 

@@ -33,13 +33,26 @@ const TOLERANCE: f64 = 2e-2;
 const LOGPROB_TOLERANCE: f64 = 0.3;
 
 /// Families, and what sets them apart.
-const FAMILIES: [(&str, &str); 4] = [
+const FAMILIES: [(&str, &str); 6] = [
     ("llama", r#""architectures":["LlamaForCausalLM"],"model_type":"llama""#),
     ("qwen2", r#""architectures":["Qwen2ForCausalLM"],"model_type":"qwen2""#),
     ("qwen3", r#""architectures":["Qwen3ForCausalLM"],"model_type":"qwen3","head_dim":128"#),
     (
         "mistral",
         r#""architectures":["MistralForCausalLM"],"model_type":"mistral","sliding_window":50"#,
+    ),
+    (
+        "mixed",
+        r#""architectures":["Qwen3ForCausalLM"],"model_type":"qwen3","head_dim":128,
+            "use_sliding_window":true,"sliding_window":50,"layer_types":["sliding_attention",
+            "full_attention","sliding_attention","full_attention"]"#,
+    ),
+    (
+        "gemma3",
+        r#""architectures":["Gemma3ForCausalLM"],"model_type":"gemma3_text","head_dim":256,
+            "hidden_act":"gelu_pytorch_tanh","query_pre_attn_scalar":256,"sliding_window":50,
+            "layer_types":["sliding_attention","sliding_attention","full_attention",
+            "sliding_attention"]"#,
     ),
 ];
 const SIZES: &str = r#""vocab_size":2000,"hidden_size":512,"num_hidden_layers":4,
@@ -79,7 +92,7 @@ fn main() -> Result<ExitCode, Failure> {
 }
 
 fn check_family(cuda: &CudaBackend, name: &str, family: &str) -> Result<bool, Failure> {
-    let config = ModelConfig::from_json(name, &format!("{{{family},{SIZES}}}"))?;
+    let config = ModelConfig::from_json(name, &format!("{{{SIZES},{family}}}"))?;
     let weights = Weights::Dummy(DummyWeights { seed: 3 });
     let draw = |i| (philox::uniform(9, i) * config.vocab_size as f64) as u32;
     let tokens: Vec<u32> = (0..150).map(draw).collect();

@@ -27,7 +27,7 @@ mod text_file;
 mod weights;
 
 pub use architecture::Architecture;
-pub use config::{Fp8Weights, ModelConfig, RopeConfig, RopeScaling};
+pub use config::{Fp8Weights, LayerStyle, ModelConfig, RopeConfig, RopeScaling};
 pub use decoder::{Decoder, ForwardInputs, LoadProgress, Scratch, scratch_bytes};
 pub use dummy::DummyWeights;
 pub use error::ModelError;

@@ -27,7 +27,13 @@ pub(crate) enum LayerTensor {
     QueryNorm,
     KeyNorm,
     AttentionOutput,
+    /// Behind attention, where there is one.
+    PostAttentionNorm,
     FfnNorm,
+    /// The norm in front of the feed-forward network where there is one behind attention, too.
+    PreFfnNorm,
+    /// Behind the feed-forward network, where there is one.
+    PostFfnNorm,
     Gate,
     Up,
     Down,
@@ -67,7 +73,10 @@ impl LayerTensor {
             Self::QueryNorm => ("self_attn.q_norm", "attn_q_norm"),
             Self::KeyNorm => ("self_attn.k_norm", "attn_k_norm"),
             Self::AttentionOutput => ("self_attn.o_proj", "attn_output"),
+            Self::PostAttentionNorm => ("post_attention_layernorm", "post_attention_norm"),
             Self::FfnNorm => ("post_attention_layernorm", "ffn_norm"),
+            Self::PreFfnNorm => ("pre_feedforward_layernorm", "ffn_norm"),
+            Self::PostFfnNorm => ("post_feedforward_layernorm", "post_ffw_norm"),
             Self::Gate => ("mlp.gate_proj", "ffn_gate"),
             Self::Up => ("mlp.up_proj", "ffn_up"),
             Self::Down => ("mlp.down_proj", "ffn_down"),

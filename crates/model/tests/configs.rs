@@ -4,8 +4,8 @@
 
 mod support;
 
-use inflight_backend::KvDtype;
-use inflight_model::{Architecture, GgufFile, ModelConfig, ModelError, RopeScaling};
+use inflight_backend::{Activation, KvDtype};
+use inflight_model::{Architecture, GgufFile, LayerGroups, ModelConfig, ModelError, RopeScaling};
 use serde_json::{Value, json};
 use support::{GgufBytes, TempFolder, assert_holds, message};
 
@@ -241,6 +241,64 @@ fn qwen3_0_6b() {
     assert_eq!(read(&with(config, json!({ "head_dim": null }))).unwrap().head_dim, 128);
 }
 
+/// google/gemma-3-27b-it, of which the file leaves out what is as usual, and the vision tower.
+fn gemma_3_27b() -> Value {
+    json!({
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "model_type": "gemma3",
+        "text_config": {
+            "head_dim": 128,
+            "hidden_size": 5376,
+            "intermediate_size": 21_504,
+            "model_type": "gemma3_text",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 62,
+            "num_key_value_heads": 16,
+            "query_pre_attn_scalar": 168,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152}
+    })
+}
+
+#[test]
+fn gemma_3() {
+    let config = read(&gemma_3_27b()).unwrap();
+    assert_eq!(config.architecture, Architecture::Gemma3);
+    assert_eq!(sizes(&config), [262_208, 5376, 62, 32, 16, 128, 21_504]);
+    assert_eq!((config.max_position, &config.eos_token_ids[..]), (131_072, &[1, 106][..]));
+    assert!(config.tie_word_embeddings && config.qk_norm && config.style.post_norms);
+    assert_eq!(
+        (config.rope.theta, &config.rope.scaling),
+        (1e6, &RopeScaling::Linear { factor: 8.0 })
+    );
+    let local = config.style.local_rope.as_ref().unwrap();
+    assert_eq!((local.theta, &local.scaling), (1e4, &RopeScaling::Default));
+    let num_full = config.layer_windows.iter().filter(|window| window.is_none()).count();
+    assert_eq!(
+        (num_full, config.layer_windows[4], config.layer_windows[5]),
+        (10, Some(1024), None)
+    );
+    assert_eq!(config.style.activation, Activation::GeluTanh);
+    assert!((config.attention_scale() - 168f32.powf(-0.5)).abs() < 1e-7);
+    // The root of 5376 is 73.32; numbers of eight bits there are 73.0 and 73.5.
+    assert_eq!(config.style.embedding_scale, 73.5);
+    let groups = LayerGroups::new(&config);
+    assert_eq!((groups.num_groups(), groups.width()), (7, 10));
+
+    let refused = |changes: Value, expected: &str| {
+        let text = with(gemma_3_27b()["text_config"].clone(), changes);
+        let config = with(gemma_3_27b(), json!({"text_config": text}));
+        assert_holds(&message(read(&config)), &[expected]);
+    };
+    refused(json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping");
+    refused(json!({"hidden_activation": "relu"}), "hidden_activation");
+    refused(json!({"use_bidirectional_attention": true}), "use_bidirectional_attention");
+}
+
 #[test]
 fn bad_fields_are_named() {
     let check = |changes: Value, expected: &[&str]| {
@@ -337,6 +395,17 @@ fn gguf_families() {
     let qwen3 = read_gguf(&gguf("qwen3", true)).unwrap();
     assert_eq!((qwen3.head_dim, qwen3.rope.rotary_dim), (32, 32));
     assert!(qwen3.qk_norm && !qwen3.rope.interleaved);
+
+    let gemma3 = gguf("gemma3", true)
+        .u32("gemma3.attention.sliding_window", 512)
+        .u32("gemma3.attention.sliding_window_pattern", 2)
+        .f32("gemma3.rope.freq_base", 1e6);
+    let gemma3 = read_gguf(&gemma3).unwrap();
+    assert_eq!(gemma3.architecture, Architecture::Gemma3);
+    assert_eq!(gemma3.layer_windows, [Some(512), None]);
+    let local = gemma3.style.local_rope.as_ref().unwrap();
+    assert_eq!((gemma3.rope.theta, local.theta, local.rotary_dim), (1e6, 1e4, 32));
+    assert_eq!((gemma3.style.embedding_scale, gemma3.attention_scale()), (8.0, 32f32.powf(-0.5)));
 }
 
 #[test]

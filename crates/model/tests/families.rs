@@ -14,7 +14,8 @@ use inflight_model::{
     eval::{all_logits, logits_from},
 };
 use serde::Deserialize;
-use support::plain_backend::PlainBackend;
+use serde_json::{Value, json};
+use support::{TempFolder, plain_backend::PlainBackend};
 
 /// Of the largest |logit|: what the order of f32 sums can change, many times over.
 const TOLERANCE: f32 = 1e-3;
@@ -107,11 +108,42 @@ families! {
     qwen2: "qwen2", "qwen2";
     qwen3: "qwen3", "qwen3";
     qwen3_gguf: "qwen3", "qwen3/model.gguf";
+    gemma3: "gemma3", "gemma3";
     qwen2_mixed: "qwen2_mixed", "qwen2_mixed";
     qwen3_mixed: "qwen3_mixed", "qwen3_mixed";
     fp8_channel: "fp8_channel", "fp8_channel";
     fp8_tensor: "fp8_tensor", "fp8_tensor";
     fp8_block: "fp8_block", "fp8_block";
+}
+
+/// A folder of more than a language model, as Gemma 3's with a vision tower: the same logits.
+#[test]
+fn a_language_model_within_another_is_found() {
+    let (backend, folder) = (cpu(), TempFolder::new());
+    let config = std::fs::read_to_string(fixture("gemma3").join("config.json")).unwrap();
+    let text: Value = serde_json::from_str(&config).unwrap();
+    let config = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "text_config": text, "vision_config": {}
+    });
+    folder.write("config.json", config.to_string().into_bytes());
+    let expected = logits_of_fixture(&backend, &fixture("gemma3"));
+    for prefix in ["language_model.model.", "model.language_model."] {
+        let bytes = std::fs::read(fixture("gemma3").join("model.safetensors")).unwrap();
+        let (len, rest) = bytes.split_at(8);
+        let (header, data) = rest.split_at(u64::from_le_bytes(len.try_into().unwrap()) as usize);
+        let header =
+            std::str::from_utf8(header).unwrap().replace("\"model.", &format!("\"{prefix}"));
+        let len = (header.len() as u64).to_le_bytes();
+        folder.write("model.safetensors", [&len[..], header.as_bytes(), data].concat());
+        assert_eq!(logits_of_fixture(&backend, folder.path()), expected);
+    }
+}
+
+fn logits_of_fixture(backend: &CpuBackend, path: &Path) -> Vec<f32> {
+    let ModelFiles { config, weights, .. } = ModelFiles::open(path).unwrap();
+    let decoder = Decoder::load(backend, &config, &weights, 128, &mut |_| {}).unwrap();
+    all_logits(backend, &decoder, &[1, 2, 3, 4, 5], 16).unwrap()
 }
 
 /// What the CPU serves fp8 with: weights rounded to bf16 once more.

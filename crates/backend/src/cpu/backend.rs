@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Backend, BackendError, Ceilings, CheckBlocks, CutPrompts, DeviceBatch, Dtype, GroupPlaces,
     HistoryShape, HostTensor, KvDtype, MoveBlocks, OutputLayout, StepShape, TurnBlocks,
-    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    ops::{Attention, Embed, GateAndMul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
     sync::Arc,
 };
 
@@ -84,6 +84,21 @@ impl CpuBackend {
         let device = Arc::clone(&self.device);
         stream.run(move || operator(&device));
         Ok(())
+    }
+
+    fn norm(
+        &self,
+        args: &RmsNorm<'_, Self>,
+        accumulate: bool,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        let RmsNorm { num_rows, len, eps, .. } = *args;
+        let (x, weight, out) = (args.x.clone(), args.weight.clone(), args.out.clone());
+        self.enqueue(stream, move |device| {
+            let (x, weight, out) = (&x.read(), &weight.read(), &mut out.write());
+            let args = kernels::RmsNorm { x, weight, out, num_rows, len, eps, accumulate };
+            kernels::rms_norm(device.cores(), args);
+        })
     }
 }
 
@@ -385,31 +400,25 @@ impl Backend for CpuBackend {
         })
     }
 
-    fn embed(
-        &self,
-        table: &Self::Embedding,
-        batch: &DeviceBatch<Self>,
-        shape: StepShape,
-        out: &CpuBuffer,
-        stream: &CpuStream,
-    ) -> Result<(), BackendError> {
-        let (table, tokens, out) = (Arc::clone(table), batch.token_ids.clone(), out.clone());
+    fn embed(&self, args: Embed<'_, Self>, stream: &CpuStream) -> Result<(), BackendError> {
+        let (table, tokens) = (Arc::clone(args.table), args.batch.token_ids.clone());
+        let (out, num_tokens, scale) = (args.out.clone(), args.step.num_tokens, args.scale);
         self.enqueue(stream, move |device| {
-            let tokens = &tokens.read()[..shape.num_tokens];
-            kernels::embed(device.cores(), &table, tokens, &mut out.write());
+            let tokens = &tokens.read()[..num_tokens];
+            kernels::embed(device.cores(), (&table, scale), tokens, &mut out.write());
         })
     }
 
     fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &CpuStream) -> Result<(), BackendError> {
-        let RmsNorm { num_rows, len, eps, .. } = args;
-        let (x, weight, out) = (args.x.clone(), args.weight.clone(), args.out.clone());
-        self.enqueue(stream, move |device| {
-            let (x, weight, out) = (&x.read(), &weight.read(), &mut out.write());
-            kernels::rms_norm(
-                device.cores(),
-                kernels::RmsNorm { x, weight, out, num_rows, len, eps },
-            );
-        })
+        self.norm(&args, false, stream)
+    }
+
+    fn add_rms_norm(
+        &self,
+        args: RmsNorm<'_, Self>,
+        stream: &CpuStream,
+    ) -> Result<(), BackendError> {
+        self.norm(&args, true, stream)
     }
 
     fn matmul(&self, args: Matmul<'_, Self>, stream: &CpuStream) -> Result<(), BackendError> {
@@ -454,19 +463,17 @@ impl Backend for CpuBackend {
         })
     }
 
-    fn silu_and_mul(
+    fn gate_and_mul(
         &self,
-        gate_up: &CpuBuffer,
-        out: &CpuBuffer,
-        num_rows: usize,
-        len: usize,
+        args: GateAndMul<'_, Self>,
         stream: &CpuStream,
     ) -> Result<(), BackendError> {
-        let (gate_up, out) = (gate_up.clone(), out.clone());
+        let GateAndMul { num_rows, len, activation, .. } = args;
+        let (gate_up, out) = (args.gate_up.clone(), args.out.clone());
         self.enqueue(stream, move |device| {
             let (gate_up, out) = (&gate_up.read(), &mut out.write());
-            let args = kernels::SiluAndMul { gate_up, out, num_rows, len };
-            kernels::silu_and_mul(device.cores(), args);
+            let args = kernels::GateAndMul { gate_up, out, num_rows, len, activation };
+            kernels::gate_and_mul(device.cores(), args);
         })
     }
 

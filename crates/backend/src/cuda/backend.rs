@@ -27,9 +27,12 @@ use super::{
     weights::{CudaEmbedding, CudaMatrix, Weights},
 };
 use crate::{
-    Backend, BackendError, Ceilings, CutPrompts, DeviceBatch, Dtype, Graph, HistoryShape,
-    HostTensor, KvDtype, MoveBlocks, StepCapacity, StepShape, TurnBlocks,
-    ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    Activation, Backend, BackendError, Ceilings, CutPrompts, DeviceBatch, Dtype, Graph,
+    HistoryShape, HostTensor, KvDtype, MoveBlocks, StepCapacity, StepShape, TurnBlocks,
+    ops::{
+        Attention, Embed, GateAndMul, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample,
+        SamplingState,
+    },
 };
 
 /// How the CUDA backend is set up.
@@ -396,19 +399,20 @@ impl Backend for CudaBackend {
         self.shared.operators.count_history(words, shape, state, stream)
     }
 
-    fn embed(
-        &self,
-        table: &CudaEmbedding,
-        batch: &DeviceBatch<Self>,
-        shape: StepShape,
-        out: &CudaBuffer,
-        stream: &CudaStream,
-    ) -> Result<(), BackendError> {
-        self.shared.operators.embed(table, batch, shape, out, stream)
+    fn embed(&self, args: Embed<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
+        self.shared.operators.embed(&args, stream)
     }
 
     fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
         self.shared.operators.rms_norm(&args, stream)
+    }
+
+    fn add_rms_norm(
+        &self,
+        args: RmsNorm<'_, Self>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        self.shared.operators.add_rms_norm(&args, stream)
     }
 
     fn matmul(&self, args: Matmul<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
@@ -452,11 +456,15 @@ impl Backend for CudaBackend {
         args: GatedMatmul<'_, Self>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let next = Next::Silu { out: args.out.address() };
-        if self.multiply(&Product { next, ..self.product(&args.matmul()) }, stream)? {
+        let next = match args.activation {
+            Activation::Silu => Next::Silu { out: args.out.address() },
+            Activation::GeluTanh => Next::Nothing,
+        };
+        let is_gated = self.multiply(&Product { next, ..self.product(&args.matmul()) }, stream)?;
+        if is_gated && args.activation == Activation::Silu {
             return Ok(());
         }
-        self.silu_and_mul(args.gate_up, args.out, args.num_rows, args.len, stream)
+        self.gate_and_mul(args.gate(), stream)
     }
 
     fn rope_and_cache(
@@ -492,15 +500,12 @@ impl Backend for CudaBackend {
         self.shared.operators.attention(&args, before_codes, stream)
     }
 
-    fn silu_and_mul(
+    fn gate_and_mul(
         &self,
-        gate_up: &CudaBuffer,
-        out: &CudaBuffer,
-        num_rows: usize,
-        len: usize,
+        args: GateAndMul<'_, Self>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        self.shared.operators.silu_and_mul(gate_up, out, num_rows, len, stream)
+        self.shared.operators.gate_and_mul(&args, stream)
     }
 
     fn gather_sampled(

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Backend, BackendError, HostTensor,
-    ops::{GatedMatmul, Matmul, RmsNorm},
+    ops::{Activation, Embed, GateAndMul, GatedMatmul, Matmul, RmsNorm},
 };
 
 pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
@@ -15,11 +15,19 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
         let (out, expected) =
             (rms_norm(&pair.device, num_rows, len)?, rms_norm(&pair.reference, num_rows, len)?);
         pair.compare(format!("rms_norm {num_rows}x{len}"), &out, &expected, BF16_ROUNDING);
+        let (out, expected) = (
+            add_rms_norm(&pair.device, num_rows, len)?,
+            add_rms_norm(&pair.reference, num_rows, len)?,
+        );
+        pair.compare(format!("add_rms_norm {num_rows}x{len}"), &out, &expected, F32_TOLERANCE);
     }
     for (num_rows, len) in [(1, 8), (3, 1536), (33, 14336)] {
-        let (out, expected) =
-            (silu(&pair.device, num_rows, len)?, silu(&pair.reference, num_rows, len)?);
-        pair.compare(format!("silu_and_mul {num_rows}x{len}"), &out, &expected, BF16_ROUNDING);
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let out = gate(&pair.device, activation, num_rows, len)?;
+            let expected = gate(&pair.reference, activation, num_rows, len)?;
+            let name = format!("{activation:?} gate {num_rows}x{len}");
+            pair.compare(name, &out, &expected, BF16_ROUNDING);
+        }
     }
     for case in matmul_cases() {
         let (out, expected) = (matmul(&pair.device, &case)?, matmul(&pair.reference, &case)?);
@@ -58,14 +66,29 @@ fn rms_norm<B: Backend>(
     rig.read_activations(&out, num_rows * len)
 }
 
-fn silu<B: Backend>(
+fn add_rms_norm<B: Backend>(
     rig: &Rig<'_, B>,
+    num_rows: usize,
+    len: usize,
+) -> Result<Vec<f32>, BackendError> {
+    let x = rig.state(&normal(4, num_rows * len))?;
+    let weight = rig.vector(&normal(5, len))?;
+    let out = rig.state(&normal(6, num_rows * len))?;
+    let args = RmsNorm { x: &x, weight: &weight, out: &out, num_rows, len, eps: 1e-6 };
+    rig.backend.add_rms_norm(args, &rig.stream)?;
+    rig.read_state(&out, num_rows * len)
+}
+
+fn gate<B: Backend>(
+    rig: &Rig<'_, B>,
+    activation: Activation,
     num_rows: usize,
     len: usize,
 ) -> Result<Vec<f32>, BackendError> {
     let gate_up = rig.activations(&normal(3, num_rows * len * 2))?;
     let out = rig.poisoned(num_rows * len)?;
-    rig.backend.silu_and_mul(&gate_up, &out, num_rows, len, &rig.stream)?;
+    let args = GateAndMul { gate_up: &gate_up, out: &out, num_rows, len, activation };
+    rig.backend.gate_and_mul(args, &rig.stream)?;
     rig.read_activations(&out, num_rows * len)
 }
 
@@ -170,6 +193,7 @@ pub(super) fn gated<B: Backend>(
         out: &out,
         num_rows,
         len,
+        activation: Activation::Silu,
     };
     rig.backend.gated_matmul(args, &rig.stream)?;
     rig.read_activations(&out, num_rows * len)
@@ -207,7 +231,9 @@ fn embed<B: Backend>(rig: &Rig<'_, B>, step: &RandomStep) -> Result<Vec<f32>, Ba
     let table = rig.backend.load_embedding(&tensor(&[vocab, len], &normal(30, vocab * len)))?;
     let (batch, shape) = step.unpack(rig)?;
     let out = rig.state(&vec![f32::NAN; shape.num_tokens * len])?;
-    rig.backend.embed(&table, &batch, shape, &out, &rig.stream)?;
+    // A power of two, so that nothing is rounded.
+    let args = Embed { table: &table, out: &out, scale: 4.0, batch: &batch, step: shape };
+    rig.backend.embed(args, &rig.stream)?;
     rig.read_state(&out, shape.num_tokens * len)
 }
 
@@ -231,6 +257,7 @@ fn random<B: Backend>(rig: &Rig<'_, B>, num_values: usize) -> Result<Vec<f32>, B
     let step = RandomStep::tokens(&[0, 1, 2, 3]);
     let (batch, shape) = step.unpack(rig)?;
     let out = rig.state(&vec![f32::NAN; rows * cols])?;
-    rig.backend.embed(&table, &batch, shape, &out, &rig.stream)?;
+    let args = Embed { table: &table, out: &out, scale: 1.0, batch: &batch, step: shape };
+    rig.backend.embed(args, &rig.stream)?;
     rig.read_state(&out, rows * cols)
 }

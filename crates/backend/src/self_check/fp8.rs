@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Backend, BackendError, Dtype, HostTensor, TensorData,
-    ops::{GatedMatmul, Matmul, RmsNorm},
+    ops::{Activation, GatedMatmul, Matmul, RmsNorm},
     quant::fp8::{BLOCK, round_row},
 };
 
@@ -131,7 +131,8 @@ fn after_silu<B: Backend>(rig: &Rig<'_, B>, num_rows: usize) -> Result<Twice, Ba
     let (gate_up, out) = (rig.poisoned(2 * num_rows * len)?, rig.poisoned(num_rows * len)?);
     Twice::of(rig, &out, (num_rows, len), || {
         let (x, weight, bias, gate_up, out) = (&x, &weight, None, &gate_up, &out);
-        let args = GatedMatmul { x, weight, bias, gate_up, out, num_rows, len };
+        let activation = Activation::Silu;
+        let args = GatedMatmul { x, weight, bias, gate_up, out, num_rows, len, activation };
         rig.backend.gated_matmul(args, &rig.stream)
     })
 }

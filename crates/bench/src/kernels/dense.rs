@@ -3,7 +3,7 @@
 use anyhow::Result;
 use inflight_backend::{
     Backend, BackendError, Dtype, HostTensor, TensorData,
-    ops::{Matmul, RmsNorm},
+    ops::{GateAndMul, Matmul, RmsNorm},
 };
 
 use super::{
@@ -175,7 +175,9 @@ impl<B: Backend> Dense<'_, B> {
         let len = self.workload.config.ffn_size;
         let Stopwatch { backend, stream, .. } = self.stopwatch;
         let seconds = self.stopwatch.seconds(&|_| {
-            backend.silu_and_mul(&operands.wide, &operands.narrow, num_rows, len, stream)
+            let (gate_up, out) = (&operands.wide, &operands.narrow);
+            let activation = self.workload.config.style.activation;
+            backend.gate_and_mul(GateAndMul { gate_up, out, num_rows, len, activation }, stream)
         })?;
         let bytes = 3 * num_rows * len * self.activation_bytes();
         let work = Work { bytes, operations: (5 * num_rows * len) as f64 };

@@ -13,7 +13,7 @@ use std::{
 use inflight_backend::{
     Backend, BackendError, CpuBackend, DeviceBatch, GroupPlaces, HistoryShape, HostTensor,
     KvBlocks, KvDtype, KvLayer, MoveBlocks, MoveWay, StepShape, TurnBlocks,
-    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    ops::{Attention, Embed, GateAndMul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
 };
 
 /// A wait of the two-slot protocol.
@@ -269,15 +269,9 @@ impl Backend for Saboteur {
         self.cpu.track_tokens(&batch(rows), shape, &state(counts), &stream.cpu)
     }
 
-    fn embed(
-        &self,
-        table: &Self::Embedding,
-        tokens: &DeviceBatch<Self>,
-        shape: StepShape,
-        out: &Buffer,
-        stream: &Stream,
-    ) -> Done {
-        self.cpu.embed(table, &batch(tokens), shape, out, &stream.cpu)
+    fn embed(&self, args: Embed<'_, Self>, stream: &Stream) -> Done {
+        let Embed { table, out, scale, step, .. } = args;
+        self.cpu.embed(Embed { table, out, scale, batch: &batch(args.batch), step }, &stream.cpu)
     }
 
     fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &Stream) -> Done {
@@ -320,8 +314,9 @@ impl Backend for Saboteur {
         self.cpu.attention(args, &stream.cpu)
     }
 
-    fn silu_and_mul(&self, x: &Buffer, out: &Buffer, rows: usize, len: usize, on: &Stream) -> Done {
-        self.cpu.silu_and_mul(x, out, rows, len, &on.cpu)
+    fn gate_and_mul(&self, args: GateAndMul<'_, Self>, stream: &Stream) -> Done {
+        let GateAndMul { gate_up, out, num_rows, len, activation } = args;
+        self.cpu.gate_and_mul(GateAndMul { gate_up, out, num_rows, len, activation }, &stream.cpu)
     }
 
     fn gather_sampled(

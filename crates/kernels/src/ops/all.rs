@@ -11,6 +11,7 @@ use super::{
     fp8_gemv::Fp8Gemv,
     fp8_quantize::Fp8Quantize,
     fp8_split::Fp8Split,
+    gate_and_mul::GateAndMul,
     gather_sampled::GatherSampled,
     gemv::Gemv,
     hopper_gemm::{HopperGemm, HopperOp, HopperShape, HopperWeights},
@@ -22,7 +23,6 @@ use super::{
     rms_norm::RmsNorm,
     rope_and_cache::{RopeAndCache, Rotation},
     sample::Sample,
-    silu_and_mul::SiluAndMul,
     sum_parts::SumParts,
     track_tokens::TrackTokens,
     turn_blocks::TurnBlocks,
@@ -47,7 +47,9 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         AddBias.spec(),
         AddNorm { split: false }.spec(),
         SumParts.spec(),
-        SiluAndMul.spec(),
+        GateAndMul { gelu: false }.spec(),
+        GateAndMul { gelu: true }.spec(),
+        RmsNorm::of_branch().spec(),
         PlanAttention.spec(),
         Sample { unusual: false }.spec(),
         Sample { unusual: true }.spec(),
@@ -60,7 +62,7 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         specs.push(Fp8Quantize { x: first }.spec());
         for out in both {
             specs.push(Embed { table: first, out }.spec());
-            specs.push(RmsNorm { x: first, out }.spec());
+            specs.push(RmsNorm { x: first, out, add: false }.spec());
         }
     }
     for (out, accumulate) in [(both[0], false), (both[0], true), (both[1], false), (both[1], true)]

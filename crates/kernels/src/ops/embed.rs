@@ -2,7 +2,7 @@
 
 use crate::{Budget, DevicePtr, Element, Kernel, KernelSpec, Launch, Source};
 
-/// `out[t] = table[token_ids[t]]`; zeros where the id lies outside the table.
+/// `out[t] = table[token_ids[t]] * scale`; zeros where the id lies outside the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Embed {
     /// Type of the table.
@@ -25,8 +25,7 @@ pub struct EmbedParams {
     pub num_tokens: u32,
     pub num_embeddings: u32,
     pub len: u32,
-    /// Zero.
-    pub reserved: u32,
+    pub scale: f32,
 }
 
 impl Embed {

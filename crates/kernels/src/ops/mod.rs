@@ -3,7 +3,7 @@
 //! In a step's order: [`unpack`], [`track_tokens`], [`embed`], [`rms_norm`], [`add_bias`],
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
 //! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can),
-//! [`silu_and_mul`], [`gather_sampled`], [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
+//! [`gate_and_mul`], [`gather_sampled`], [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
 //! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`]
 //! or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_split`] makes
 //! activations codes that lose nothing, [`fp8_quantize`] rounds to fp8, [`fp8_expand`] undoes that.
@@ -25,6 +25,7 @@ pub mod fp8_expand;
 pub mod fp8_gemv;
 pub mod fp8_quantize;
 pub mod fp8_split;
+pub mod gate_and_mul;
 pub mod gather_sampled;
 pub mod gemv;
 pub mod hopper_gemm;
@@ -36,7 +37,6 @@ pub mod random_normal;
 pub mod rms_norm;
 pub mod rope_and_cache;
 pub mod sample;
-pub mod silu_and_mul;
 pub mod sum_parts;
 pub mod track_tokens;
 pub mod turn_blocks;

@@ -2,13 +2,29 @@
 
 use crate::{Budget, DevicePtr, Element, Kernel, KernelSpec, Launch, Source};
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight`, row by row.
+/// `out = x / sqrt(mean(x^2) + eps) * weight`, or `out += ...`, row by row.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm {
     /// Type of the input.
     pub x: Element,
     /// Type of the result.
     pub out: Element,
+    /// Add to `out` instead of overwriting it.
+    pub add: bool,
+}
+
+impl RmsNorm {
+    /// Of the state between layers, for products to read.
+    #[must_use]
+    pub fn of_state() -> Self {
+        Self { x: Element::F32, out: Element::Bf16, add: false }
+    }
+
+    /// Of a branch that joins the state.
+    #[must_use]
+    pub fn of_branch() -> Self {
+        Self { x: Element::F32, out: Element::F32, add: true }
+    }
 }
 
 /// Arguments of [`RmsNorm`].
@@ -36,7 +52,11 @@ impl Kernel for RmsNorm {
         KernelSpec {
             source: Source { file: "rms_norm.cu", text: include_str!("../../csrc/rms_norm.cu") },
             entry: "rms_norm",
-            defines: vec![("X_IS_BF16", self.x.is_bf16()), ("OUT_IS_BF16", self.out.is_bf16())],
+            defines: vec![
+                ("X_IS_BF16", self.x.is_bf16()),
+                ("OUT_IS_BF16", self.out.is_bf16()),
+                ("ADD", u32::from(self.add)),
+            ],
             dynamic_smem: 0,
             params_bytes: size_of::<RmsNormParams>(),
             budget: Budget { registers: 64, static_smem: 256 },

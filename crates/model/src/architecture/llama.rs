@@ -1,7 +1,7 @@
 //! Llama 2 and 3, SmolLM2, and the many models that took their shape.
 
-use super::{Family, JsonOptions};
-use crate::{ModelError, config::Fields};
+use super::{Family, JsonOptions, SILU};
+use crate::{LayerStyle, ModelError, config::Fields};
 
 pub(super) const FAMILY: Family = Family {
     class: "LlamaForCausalLM",
@@ -10,6 +10,9 @@ pub(super) const FAMILY: Family = Family {
     gguf_interleaved: true,
     default_head_dim: None,
     qk_norm: false,
+    activations: SILU,
+    part_of: None,
+    json_defaults: None,
     read_json,
 };
 
@@ -20,5 +23,6 @@ fn read_json(fields: &Fields<'_>, num_layers: usize) -> Result<JsonOptions, Mode
         attention_output_bias: attention_bias,
         ffn_bias: fields.bool("mlp_bias")?.unwrap_or(false),
         layer_windows: vec![None; num_layers],
+        style: LayerStyle::default(),
     })
 }

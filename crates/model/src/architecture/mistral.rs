@@ -1,7 +1,7 @@
 //! Mistral: Llama with a sliding window in its first version.
 
-use super::{Family, JsonOptions, sliding_window};
-use crate::{ModelError, config::Fields};
+use super::{Family, JsonOptions, SILU, sliding_window};
+use crate::{LayerStyle, ModelError, config::Fields};
 
 pub(super) const FAMILY: Family = Family {
     class: "MistralForCausalLM",
@@ -11,6 +11,9 @@ pub(super) const FAMILY: Family = Family {
     gguf_interleaved: true,
     default_head_dim: None,
     qk_norm: false,
+    activations: SILU,
+    part_of: None,
+    json_defaults: None,
     read_json,
 };
 
@@ -27,5 +30,6 @@ fn read_json(fields: &Fields<'_>, num_layers: usize) -> Result<JsonOptions, Mode
         attention_output_bias: false,
         ffn_bias: false,
         layer_windows: vec![window; num_layers],
+        style: LayerStyle::default(),
     })
 }

@@ -1,7 +1,7 @@
 //! Qwen3: Llama with norms on every query and key head, whose size is its own.
 
-use super::{Family, JsonOptions, qwen_windows};
-use crate::{ModelError, config::Fields};
+use super::{Family, JsonOptions, SILU, qwen_windows};
+use crate::{LayerStyle, ModelError, config::Fields};
 
 pub(super) const FAMILY: Family = Family {
     class: "Qwen3ForCausalLM",
@@ -10,6 +10,9 @@ pub(super) const FAMILY: Family = Family {
     gguf_interleaved: false,
     default_head_dim: Some(128),
     qk_norm: true,
+    activations: SILU,
+    part_of: None,
+    json_defaults: None,
     read_json,
 };
 
@@ -20,5 +23,6 @@ fn read_json(fields: &Fields<'_>, num_layers: usize) -> Result<JsonOptions, Mode
         attention_output_bias: attention_bias,
         ffn_bias: false,
         layer_windows: qwen_windows(fields, num_layers)?,
+        style: LayerStyle::default(),
     })
 }

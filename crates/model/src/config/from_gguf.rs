@@ -1,10 +1,15 @@
 //! Reading the metadata of a GGUF file, whose keys begin with the architecture's name.
 
+use inflight_backend::Activation;
+
 use super::{
     ModelConfig, RopeConfig, RopeScaling, limits,
     rope::{DEFAULT_THETA, yarn_mscale},
 };
-use crate::{Architecture, GgufFile, GgufValue, ModelError};
+use crate::{
+    Architecture, GgufFile, GgufValue, LayerStyle, ModelError,
+    architecture::{GEMMA3_PATTERN, by_pattern},
+};
 
 /// Llama 3's frequencies come as divisors in a tensor, not as metadata.
 const DIVISORS: &str = "rope_freqs.weight";
@@ -42,6 +47,10 @@ impl ModelConfig {
         };
         let window = keys.optional("attention.sliding_window", GgufValue::as_u64)?;
         let window = window.and_then(|window| usize::try_from(window).ok()).filter(|n| *n > 0);
+        let (layer_windows, style) = match architecture {
+            Architecture::Gemma3 => gemma3(&keys, &rope, window)?,
+            _ => (vec![window; num_layers], LayerStyle::default()),
+        };
         Ok(Self {
             architecture,
             vocab_size: vocab_size(file)?,
@@ -59,11 +68,44 @@ impl ModelConfig {
             attention_output_bias: file.has("blk.0.attn_output.bias"),
             ffn_bias: file.has("blk.0.ffn_down.bias"),
             qk_norm: family.qk_norm,
-            layer_windows: vec![window; num_layers],
+            layer_windows,
             eos_token_ids: eos_token_ids(file),
             fp8_weights: None,
+            style,
         })
     }
+}
+
+/// Windows of Gemma 3's layers, and what is peculiar to them. Norms are stored whole, and the scale of
+/// embeddings is not rounded.
+///
+/// # Source
+/// llama.cpp, `src/llama-model.cpp`: its 27B alone, of 62 layers, scales scores by the hidden size.
+fn gemma3(
+    keys: &Keys<'_>,
+    rope: &RopeConfig,
+    window: Option<usize>,
+) -> Result<(Vec<Option<usize>>, LayerStyle), ModelError> {
+    let num_layers = keys.size("block_count", limits::MAX_LAYERS)?;
+    let hidden_size = keys.size("embedding_length", limits::MAX_HIDDEN)?;
+    let num_heads = keys.size("attention.head_count", limits::MAX_HEADS)?;
+    let pattern = match keys.optional("attention.sliding_window_pattern", Some)? {
+        Some(GgufValue::Array(_)) | None => GEMMA3_PATTERN,
+        Some(_) => keys.size("attention.sliding_window_pattern", limits::MAX_LAYERS)?,
+    };
+    let theta = keys.positive("rope.freq_base_swa")?.unwrap_or(DEFAULT_THETA);
+    limits::theta(keys.file.path(), &keys.name("rope.freq_base_swa"), theta)?;
+    let scaled_by_hidden = num_layers == 62;
+    let scalar = (hidden_size / num_heads) as f32;
+    let style = LayerStyle {
+        activation: Activation::GeluTanh,
+        attention_scale: scaled_by_hidden.then(|| 1.0 / scalar.sqrt()),
+        embedding_scale: (hidden_size as f64).sqrt() as f32,
+        post_norms: true,
+        norms_less_one: true,
+        local_rope: Some(RopeConfig { theta, scaling: RopeScaling::Default, ..rope.clone() }),
+    };
+    Ok((by_pattern(num_layers, pattern, window), style))
 }
 
 fn architecture_name(file: &GgufFile) -> Result<&str, ModelError> {

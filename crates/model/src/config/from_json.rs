@@ -1,9 +1,14 @@
 //! Reading `config.json` as transformers writes it, in its 4th and 5th version.
 
-use serde_json::Value;
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
 
 use super::{Fields, Fp8Weights, ModelConfig, RopeConfig, limits};
-use crate::{Architecture, ModelError, architecture::JsonOptions};
+use crate::{
+    Architecture, ModelError,
+    architecture::{Family, JsonOptions},
+};
 
 impl ModelConfig {
     /// Reads the text of a `config.json`; `path` is for messages.
@@ -16,13 +21,14 @@ impl ModelConfig {
             .map_err(|error| ModelError::bad_file(path, error.to_string()))?;
         let object = value.as_object();
         let object = object.ok_or_else(|| ModelError::bad_file(path, "must be a JSON object"))?;
-        Self::from_fields(&Fields::new(path, object))
+        let architecture = architecture(&Fields::new(path, object))?;
+        let object = language_model(architecture.family(), object);
+        Self::from_fields(architecture, &Fields::new(path, &object))
     }
 
-    fn from_fields(fields: &Fields<'_>) -> Result<Self, ModelError> {
-        let architecture = architecture(fields)?;
-        refuse_unsupported(fields)?;
+    fn from_fields(architecture: Architecture, fields: &Fields<'_>) -> Result<Self, ModelError> {
         let family = architecture.family();
+        refuse_unsupported(fields, family)?;
         let hidden_size = fields.size("hidden_size", limits::MAX_HIDDEN)?;
         let num_layers = fields.size("num_hidden_layers", limits::MAX_LAYERS)?;
         let num_heads = fields.size("num_attention_heads", limits::MAX_HEADS)?;
@@ -40,7 +46,7 @@ impl ModelConfig {
         let eps = fields.number("rms_norm_eps")?.unwrap_or(1e-6);
         let max_position = fields.size("max_position_embeddings", limits::MAX_POSITION)?;
         let rope = RopeConfig::from_json(fields, head_dim, max_position)?;
-        let JsonOptions { qkv_bias, attention_output_bias, ffn_bias, layer_windows } =
+        let JsonOptions { qkv_bias, attention_output_bias, ffn_bias, layer_windows, style } =
             (family.read_json)(fields, num_layers)?;
         Ok(Self {
             architecture,
@@ -62,6 +68,7 @@ impl ModelConfig {
             layer_windows,
             eos_token_ids: eos_token_ids(fields)?,
             fp8_weights: Fp8Weights::from_json(fields)?,
+            style,
         })
     }
 }
@@ -70,8 +77,18 @@ impl ModelConfig {
 fn architecture(fields: &Fields<'_>) -> Result<Architecture, ModelError> {
     let class = fields.array("architectures")?.and_then(|classes| classes.first()?.as_str());
     let (name, found) = match (class, fields.string("model_type")?) {
-        (Some(class), _) => (class, Architecture::find(|family| family.class == class)),
-        (None, Some(kind)) => (kind, Architecture::find(|family| family.model_type == kind)),
+        (Some(class), _) => {
+            let is_it = |family: &Family| {
+                family.class == class || family.part_of.is_some_and(|(whole, _)| whole == class)
+            };
+            (class, Architecture::find(is_it))
+        }
+        (None, Some(kind)) => {
+            let is_it = |family: &Family| {
+                family.model_type == kind || family.part_of.is_some_and(|(_, whole)| whole == kind)
+            };
+            (kind, Architecture::find(is_it))
+        }
         (None, None) => return Err(fields.error("architectures", "is missing")),
     };
     found.ok_or_else(|| ModelError::UnknownArchitecture {
@@ -81,11 +98,38 @@ fn architecture(fields: &Fields<'_>) -> Result<Architecture, ModelError> {
     })
 }
 
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ModelError> {
-    match fields.string("hidden_act")? {
-        None | Some("silu" | "swish") => Ok(()),
-        Some(other) => Err(fields.error("hidden_act", format!("{other} is not supported"))),
+/// What describes the language model: its own object where the file describes more than that, over
+/// what such files leave out.
+fn language_model<'a>(
+    family: &Family,
+    object: &'a Map<String, Value>,
+) -> Cow<'a, Map<String, Value>> {
+    let Some(defaults) = family.json_defaults else { return Cow::Borrowed(object) };
+    let mut all: Map<String, Value> =
+        serde_json::from_str(defaults).expect("defaults are part of this program");
+    let own = object.get("text_config").and_then(Value::as_object);
+    let outer = object.iter().filter(|(name, _)| own.is_none() || OF_ALL.contains(&name.as_str()));
+    for (name, value) in outer.chain(own.into_iter().flatten()) {
+        if !value.is_null() {
+            all.insert(name.clone(), value.clone());
+        }
     }
+    Cow::Owned(all)
+}
+
+/// Fields that hold for all parts of a model.
+const OF_ALL: [&str; 5] =
+    ["dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config"];
+
+fn refuse_unsupported(fields: &Fields<'_>, family: &Family) -> Result<(), ModelError> {
+    for field in ["hidden_act", "hidden_activation"] {
+        if let Some(other) = fields.string(field)?
+            && !family.activations.contains(&other)
+        {
+            return Err(fields.error(field, format!("{other} is not supported")));
+        }
+    }
+    Ok(())
 }
 
 /// One id or several, as found in `config.json` and `generation_config.json`.

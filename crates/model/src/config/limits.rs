@@ -6,12 +6,12 @@
 use super::Fields;
 use crate::ModelError;
 
-pub(super) const MAX_VOCAB: usize = 1 << 24;
-pub(super) const MAX_HIDDEN: usize = 1 << 18;
-pub(super) const MAX_LAYERS: usize = 1 << 12;
-pub(super) const MAX_HEADS: usize = 1 << 12;
-pub(super) const MAX_HEAD_DIM: usize = 1 << 12;
-pub(super) const MAX_POSITION: usize = 1 << 26;
+pub(crate) const MAX_VOCAB: usize = 1 << 24;
+pub(crate) const MAX_HIDDEN: usize = 1 << 18;
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
+pub(crate) const MAX_HEADS: usize = 1 << 12;
+pub(crate) const MAX_HEAD_DIM: usize = 1 << 12;
+pub(crate) const MAX_POSITION: usize = 1 << 26;
 
 /// A count or size between 1 and `max`.
 pub(super) fn size(

@@ -3,11 +3,11 @@
 mod fields;
 mod from_gguf;
 mod from_json;
-mod limits;
+pub(crate) mod limits;
 mod quantization;
 mod rope;
 
-use inflight_backend::AttentionShape;
+use inflight_backend::{Activation, AttentionShape};
 
 pub(crate) use fields::Fields;
 pub(crate) use from_json::generation_eos_token_ids;
@@ -57,6 +57,39 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// How the linear layers' weights come to be in fp8, if they are.
     pub fp8_weights: Option<Fp8Weights>,
+    /// What sets its layers apart from Llama's.
+    pub style: LayerStyle,
+}
+
+/// What sets the layers of some families apart from Llama's; those by default.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerStyle {
+    /// What gates of the feed-forward network go through.
+    pub activation: Activation,
+    /// Multiplies scores; `None`: one over the root of the head's size.
+    pub attention_scale: Option<f32>,
+    /// Multiplies embeddings as they enter the first layer.
+    pub embedding_scale: f32,
+    /// Whether what attention and feed-forward network give is normalised before it joins the
+    /// state.
+    pub post_norms: bool,
+    /// Whether norms of Hugging Face folders are stored less one.
+    pub norms_less_one: bool,
+    /// Positions in layers that have a window, if they are others there.
+    pub local_rope: Option<RopeConfig>,
+}
+
+impl Default for LayerStyle {
+    fn default() -> Self {
+        Self {
+            activation: Activation::Silu,
+            attention_scale: None,
+            embedding_scale: 1.0,
+            post_norms: false,
+            norms_less_one: false,
+            local_rope: None,
+        }
+    }
 }
 
 impl ModelConfig {
@@ -68,6 +101,11 @@ impl ModelConfig {
             head_dim: self.head_dim,
             block_size,
         }
+    }
+
+    /// What multiplies scores.
+    pub fn attention_scale(&self) -> f32 {
+        self.style.attention_scale.unwrap_or(1.0 / (self.head_dim as f32).sqrt())
     }
 
     /// Elements of one token's query heads.

@@ -73,7 +73,8 @@ impl RopeConfig {
         max_position: usize,
     ) -> Result<Self, ModelError> {
         let rope = match config.object("rope_parameters")? {
-            Some(rope) => Some(rope),
+            // Some families have parameters for each kind of layer.
+            Some(rope) => Some(rope.object("full_attention")?.unwrap_or(rope)),
             None => config.object("rope_scaling")?,
         };
         let either = |field: &str| match rope.as_ref().map(|rope| rope.positive(field)) {
@@ -88,6 +89,30 @@ impl RopeConfig {
         limits::rotary_dim(config.path(), "partial_rotary_factor", rotary_dim, head_dim)?;
         let scaling = match &rope {
             Some(rope) => RopeScaling::from_json(rope, max_position)?,
+            None => RopeScaling::Default,
+        };
+        Ok(Self { theta, rotary_dim, interleaved: false, scaling })
+    }
+}
+
+impl RopeConfig {
+    /// Reads what layers with a window have of their own: `rope_parameters.sliding_attention`, or
+    /// `rope_local_base_freq` as older files have it.
+    pub(crate) fn local_from_json(
+        config: &Fields<'_>,
+        rotary_dim: usize,
+        max_position: usize,
+    ) -> Result<Self, ModelError> {
+        let all = config.object("rope_parameters")?;
+        let own = all.map(|all| all.object("sliding_attention")).transpose()?.flatten();
+        let theta = own.as_ref().map(|own| own.positive("rope_theta")).transpose()?.flatten();
+        let theta = match theta {
+            Some(theta) => theta,
+            None => config.positive("rope_local_base_freq")?.unwrap_or(DEFAULT_THETA),
+        };
+        limits::theta(config.path(), "rope_local_base_freq", theta)?;
+        let scaling = match &own {
+            Some(own) => RopeScaling::from_json(own, max_position)?,
             None => RopeScaling::Default,
         };
         Ok(Self { theta, rotary_dim, interleaved: false, scaling })

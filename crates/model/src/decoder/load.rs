@@ -1,6 +1,6 @@
 //! Loading a decoder's weights onto a device.
 
-use inflight_backend::{Backend, HostTensor};
+use inflight_backend::{Backend, Dtype, HostTensor, TensorData};
 
 use super::{Decoder, Layer, Linear};
 use crate::{
@@ -32,7 +32,9 @@ impl<B: Backend> Decoder<B> {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, ModelError> {
         let groups = LayerGroups::new(config);
-        let loader = Loader { backend, config, weights, groups: &groups, naming: weights.naming() };
+        let prefix = prefix(weights);
+        let naming = weights.naming();
+        let loader = Loader { backend, config, weights, groups: &groups, naming, prefix };
         let total = config.num_layers + 2;
         let mut done = 0;
         let mut advance = || {
@@ -51,12 +53,14 @@ impl<B: Backend> Decoder<B> {
             true => table,
             false => loader.global(GlobalTensor::Output)?,
         };
-        let norm = loader.global(GlobalTensor::Norm)?;
+        let norm = loader.whole_norm(loader.global(GlobalTensor::Norm)?);
         let host_norm = norm.to_f32();
         let norm = backend.load_vector(&[norm])?;
         let output = loader.rounded(output);
         let output = Linear { weight: backend.load_matrix(&[output])?, bias: None };
-        let rotary_table = backend.load_vector(&[rotary_table(&config.rope, max_model_len)])?;
+        let table = |rope| backend.load_vector(&[rotary_table(rope, max_model_len)]);
+        let rotary = table(&config.rope)?;
+        let local_rotary = config.style.local_rope.as_ref().map(table).transpose()?;
         advance();
         let config = config.clone();
         Ok(Self {
@@ -67,7 +71,8 @@ impl<B: Backend> Decoder<B> {
             norm,
             host_norm,
             output,
-            rotary_table,
+            rotary,
+            local_rotary,
             max_model_len,
         })
     }
@@ -79,18 +84,34 @@ struct Loader<'a, B: Backend> {
     weights: &'a Weights,
     groups: &'a LayerGroups,
     naming: Naming,
+    /// What names begin with instead of `model.`, if the model is a part of another.
+    prefix: Option<&'static str>,
+}
+
+/// Where a folder holds more than a language model, that one's tensors have names of their own.
+fn prefix(weights: &Weights) -> Option<&'static str> {
+    let is_there = |prefix: &&str| weights.has(&format!("{prefix}embed_tokens.weight"));
+    let nested = ["language_model.model.", "model.language_model."];
+    nested.into_iter().find(is_there).filter(|_| !is_there(&"model."))
 }
 
 impl<B: Backend> Loader<'_, B> {
     fn layer(&self, layer: usize) -> Result<Layer<B>, ModelError> {
         use LayerTensor::{
-            AttentionNorm, AttentionOutput, Down, FfnNorm, Gate, Key, KeyNorm, Query, QueryNorm,
-            Up, Value,
+            AttentionNorm, AttentionOutput, Down, FfnNorm, Gate, Key, KeyNorm, PostAttentionNorm,
+            PostFfnNorm, PreFfnNorm, Query, QueryNorm, Up, Value,
         };
         let config = self.config;
         let qk_norm = match config.qk_norm {
             true => Some((self.norm(layer, QueryNorm)?, self.norm(layer, KeyNorm)?)),
             false => None,
+        };
+        let (ffn_norm, post_norms) = match config.style.post_norms {
+            true => {
+                let post = (self.norm(layer, PostAttentionNorm)?, self.norm(layer, PostFfnNorm)?);
+                (PreFfnNorm, Some(post))
+            }
+            false => (FfnNorm, None),
         };
         Ok(Layer {
             attention_norm: self.norm(layer, AttentionNorm)?,
@@ -101,11 +122,13 @@ impl<B: Backend> Loader<'_, B> {
                 &[AttentionOutput],
                 config.attention_output_bias,
             )?,
-            ffn_norm: self.norm(layer, FfnNorm)?,
+            post_norms,
+            ffn_norm: self.norm(layer, ffn_norm)?,
             gate_up: self.linear(layer, &[Gate, Up], config.ffn_bias)?,
             down: self.linear(layer, &[Down], config.ffn_bias)?,
             window: config.layer_windows[layer],
             place: self.groups.layers()[layer],
+            is_local: config.style.local_rope.is_some() && config.layer_windows[layer].is_some(),
         })
     }
 
@@ -120,7 +143,7 @@ impl<B: Backend> Loader<'_, B> {
             let one = |part: &LayerTensor| {
                 let [rows, cols] = self.matrix_shape(*part);
                 let shape: &[usize] = if kind == "bias" { &[rows] } else { &[rows, cols] };
-                self.weights.tensor(&self.naming.layer(layer, *part, kind), shape)
+                self.tensor(&self.naming.layer(layer, *part, kind), shape)
             };
             parts.iter().map(one).collect::<Result<Vec<HostTensor>, _>>()
         };
@@ -148,7 +171,7 @@ impl<B: Backend> Loader<'_, B> {
             _ => self.config.hidden_size,
         };
         let name = self.naming.layer(layer, part, "weight");
-        Ok(self.backend.load_vector(&[self.weights.tensor(&name, &[len])?])?)
+        Ok(self.backend.load_vector(&[self.whole_norm(self.tensor(&name, &[len])?)])?)
     }
 
     fn global(&self, tensor: GlobalTensor) -> Result<HostTensor, ModelError> {
@@ -157,7 +180,25 @@ impl<B: Backend> Loader<'_, B> {
             GlobalTensor::Embedding | GlobalTensor::Output => &[vocab, hidden],
             GlobalTensor::Norm => &[hidden],
         };
-        self.weights.tensor(self.naming.global(tensor), shape)
+        self.tensor(self.naming.global(tensor), shape)
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor, ModelError> {
+        let nested = self.prefix.zip(name.strip_prefix("model."));
+        match nested {
+            Some((prefix, rest)) => self.weights.tensor(&format!("{prefix}{rest}"), shape),
+            None => self.weights.tensor(name, shape),
+        }
+    }
+
+    /// A norm's weights with the one that files leave out.
+    fn whole_norm(&self, norm: HostTensor) -> HostTensor {
+        if !self.config.style.norms_less_one || self.naming == Naming::Gguf {
+            return norm;
+        }
+        let whole = norm.to_f32().into_iter().flat_map(|weight| (1.0 + weight).to_le_bytes());
+        let data = TensorData::Owned(whole.collect::<Vec<u8>>().into());
+        HostTensor { dtype: Dtype::F32, data, ..norm }
     }
 
     /// `[rows, cols]` of a matrix.
@@ -171,6 +212,9 @@ impl<B: Backend> Loader<'_, B> {
             LayerTensor::Down => [config.hidden_size, config.ffn_size],
             LayerTensor::AttentionNorm
             | LayerTensor::FfnNorm
+            | LayerTensor::PostAttentionNorm
+            | LayerTensor::PreFfnNorm
+            | LayerTensor::PostFfnNorm
             | LayerTensor::QueryNorm
             | LayerTensor::KeyNorm => unreachable!("norms are vectors"),
         }

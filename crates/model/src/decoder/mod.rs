@@ -1,7 +1,7 @@
 //! One description of operators for all architectures.
 //!
 //! ```text
-//! hidden = embedding[token_ids]
+//! hidden = embedding[token_ids] * scale
 //! normed = rms_norm(hidden)
 //! each layer:
 //!   qkv      = normed * Wqkv (+ bias)          queries, keys, values side by side
@@ -14,6 +14,9 @@
 //!   normed   = rms_norm(hidden)                not after the last layer
 //! logits = rms_norm(hidden[sample_indices]) * Woutput
 //! ```
+//!
+//! Some families norm what attention and feed-forward network give before it is added, have GELU in
+//! place of SiLU, or other rotations in layers with a window ([`LayerStyle`](crate::LayerStyle)).
 
 mod load;
 mod scratch;
@@ -21,7 +24,7 @@ mod scratch;
 use inflight_backend::{
     Backend, BackendError, BlockTurn, CutPrompts, DeviceBatch, KvLayer, PromptCut, StepShape,
     TurnBlocks,
-    ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache},
+    ops::{Attention, Embed, GatedMatmul, Matmul, RmsNorm, RopeAndCache},
 };
 pub use load::LoadProgress;
 pub use scratch::{Scratch, scratch_bytes};
@@ -41,7 +44,9 @@ pub struct Decoder<B: Backend> {
     /// `[vocab_size, hidden_size]`.
     output: Linear<B>,
     /// `[max_model_len, rotary_dim]`.
-    rotary_table: B::Buffer,
+    rotary: B::Buffer,
+    /// The same for layers that have a window, if it is another.
+    local_rotary: Option<B::Buffer>,
     max_model_len: usize,
 }
 
@@ -54,6 +59,8 @@ struct Layer<B: Backend> {
     qk_norm: Option<(B::Buffer, B::Buffer)>,
     /// `[hidden_size, q_len]`.
     attention_output: Linear<B>,
+    /// Of what attention and feed-forward network give, `[hidden_size]` each.
+    post_norms: Option<(B::Buffer, B::Buffer)>,
     /// `[hidden_size]`.
     ffn_norm: B::Buffer,
     /// `[2 * ffn_size, hidden_size]`.
@@ -63,6 +70,8 @@ struct Layer<B: Backend> {
     window: Option<usize>,
     /// Where its keys and values are.
     place: LayerPlace,
+    /// Whether it rotates as layers with a window do.
+    is_local: bool,
 }
 
 struct Linear<B: Backend> {
@@ -126,8 +135,8 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Enqueues copies of blocks of the KV cache, of this block size, with keys turned to other
-    /// positions.
+    /// Enqueues copies of a layer group's blocks of the KV cache, of this block size, with keys
+    /// turned to other positions.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] on a device that cannot.
@@ -135,18 +144,32 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         (kv, block_size): (&[KvLayer<B>], usize),
-        turns: &[BlockTurn],
+        (group, turns): (usize, &[BlockTurn]),
         stream: &B::Stream,
     ) -> Result<(), BackendError> {
-        let args = TurnBlocks {
-            kv,
-            attention: self.config.attention_shape(block_size),
-            rotary_table: &self.rotary_table,
-            rotary_dim: self.config.rope.rotary_dim,
-            interleaved: self.config.rope.interleaved,
-            turns,
-        };
-        backend.turn_blocks(args, stream)
+        for is_local in [false, true] {
+            let rotates_so =
+                |layer: &&Layer<B>| layer.place.group == group && layer.is_local == is_local;
+            let layers = self.layers.iter().filter(rotates_so);
+            let kv: Vec<_> = layers.map(|layer| kv[layer.place.index].clone()).collect();
+            if kv.is_empty() {
+                continue;
+            }
+            let args = TurnBlocks {
+                kv: &kv,
+                attention: self.config.attention_shape(block_size),
+                rotary_table: self.rotary_table(is_local),
+                rotary_dim: self.config.rope.rotary_dim,
+                interleaved: self.config.rope.interleaved,
+                turns,
+            };
+            backend.turn_blocks(args, stream)?;
+        }
+        Ok(())
+    }
+
+    fn rotary_table(&self, is_local: bool) -> &B::Buffer {
+        self.local_rotary.as_ref().filter(|_| is_local).unwrap_or(&self.rotary)
     }
 
     /// Enqueues a forward pass; without sampled tokens, all of it but the logits.
@@ -167,7 +190,8 @@ impl<B: Backend> Decoder<B> {
         let pass = Pass { config: &self.config, backend, inputs: &inputs, stream };
         let (batch, step) = (inputs.batch, inputs.step);
         let hidden = &inputs.scratch.hidden;
-        backend.embed(&self.embedding, batch, step, hidden, stream)?;
+        let (table, scale) = (&self.embedding, self.config.style.embedding_scale);
+        backend.embed(Embed { table, out: hidden, scale, batch, step }, stream)?;
         let norms = self.layers.iter().map(|layer| &layer.attention_norm);
         let mut next_norms = norms.skip(1);
         if let Some(first) = self.layers.first() {
@@ -176,7 +200,8 @@ impl<B: Backend> Decoder<B> {
         let batches: Vec<_> =
             (0..self.groups.num_groups()).map(|group| batch.of_group(group)).collect();
         for layer in &self.layers {
-            pass.attention(layer, &batches[layer.place.group], &self.rotary_table)?;
+            let rotary_table = self.rotary_table(layer.is_local);
+            pass.attention(layer, &batches[layer.place.group], rotary_table)?;
             pass.ffn(layer, next_norms.next())?;
         }
         if step.num_sampled > 0 {
@@ -254,7 +279,7 @@ impl<B: Backend> Pass<'_, B> {
             kv,
             out: &scratch.attended,
             attention,
-            scale: self.scale(),
+            scale: self.config.attention_scale(),
             window: layer.window,
             batch,
             step,
@@ -265,7 +290,9 @@ impl<B: Backend> Pass<'_, B> {
         if !self.inputs.cuts.is_empty() {
             self.cut(kv)?;
         }
-        self.add(&scratch.attended, &layer.attention_output, Some(&layer.ffn_norm))
+        let post_norm = layer.post_norms.as_ref().map(|(post, _)| post);
+        let norms = (post_norm, Some(&layer.ffn_norm));
+        self.add(&scratch.attended, &layer.attention_output, norms)
     }
 
     /// Copies what is to stay of prompts.
@@ -275,17 +302,12 @@ impl<B: Backend> Pass<'_, B> {
             qkv: &scratch.qkv,
             kv,
             attention: self.config.attention_shape(block_size),
-            scale: self.scale(),
+            scale: self.config.attention_scale(),
             batch,
             step,
             cuts,
         };
         self.backend.cut_prompts(args, self.stream)
-    }
-
-    /// What multiplies scores.
-    fn scale(&self) -> f32 {
-        1.0 / (self.config.head_dim as f32).sqrt()
     }
 
     /// `hidden += ffn(normed)`, and `normed = rms_norm(hidden)` for the next layer.
@@ -299,9 +321,11 @@ impl<B: Backend> Pass<'_, B> {
             out: &scratch.ffn,
             num_rows: step.num_tokens,
             len: self.config.ffn_size,
+            activation: self.config.style.activation,
         };
         self.backend.gated_matmul(args, self.stream)?;
-        self.add(&scratch.ffn, &layer.down, next_norm)
+        let post_norm = layer.post_norms.as_ref().map(|(_, post)| post);
+        self.add(&scratch.ffn, &layer.down, (post_norm, next_norm))
     }
 
     fn logits(&self, norm: &B::Buffer, output: &Linear<B>) -> Result<(), BackendError> {
@@ -342,14 +366,22 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    /// `hidden += x * weight^T (+ bias)` for every token, and `normed = rms_norm(hidden)`.
+    /// `hidden += x * weight^T (+ bias)` for every token, normed if there is a `post` norm, and
+    /// `normed = rms_norm(hidden)`.
     fn add(
         &self,
         x: &B::Buffer,
         linear: &Linear<B>,
-        norm: Option<&B::Buffer>,
+        (post, norm): (Option<&B::Buffer>, Option<&B::Buffer>),
     ) -> Result<(), BackendError> {
         let hidden = &self.inputs.scratch.hidden;
+        if let Some((post, branch)) = post.zip(self.inputs.scratch.branch.as_ref()) {
+            self.backend.matmul(self.matmul_args(x, linear, branch), self.stream)?;
+            let num_rows = self.inputs.step.num_tokens;
+            let args = RmsNorm { out: hidden, ..self.norm_args(branch, post, num_rows) };
+            self.backend.add_rms_norm(args, self.stream)?;
+            return norm.map_or(Ok(()), |weight| self.norm(hidden, weight, num_rows));
+        }
         let args = Matmul { accumulate: true, ..self.matmul_args(x, linear, hidden) };
         match norm {
             Some(weight) => {

@@ -9,6 +9,9 @@ use crate::ModelConfig;
 pub struct Scratch<B: Backend> {
     /// State between layers, `[max_tokens, hidden_size]`.
     pub(super) hidden: B::Buffer,
+    /// What attention or the feed-forward network gives, `[max_tokens, hidden_size]`, where it is
+    /// normed before it joins the state.
+    pub(super) branch: Option<B::Buffer>,
     /// Normed state, `[max(max_tokens, max_rows), hidden_size]`.
     pub(super) normed: B::Buffer,
     /// Queries, keys and values, `[max_tokens, qkv_len]`.
@@ -43,6 +46,10 @@ impl<B: Backend> Scratch<B> {
             |label, rows: usize, len: usize| backend.alloc_f32(label, rows.saturating_mul(len));
         Ok(Self {
             hidden: alloc_f32("hidden", tokens, config.hidden_size)?,
+            branch: match config.style.post_norms {
+                true => Some(alloc_f32("branch", tokens, config.hidden_size)?),
+                false => None,
+            },
             normed: alloc("normed", tokens.max(rows), config.hidden_size)?,
             qkv: alloc("qkv", tokens, config.qkv_len())?,
             attended: alloc("attended", tokens, config.q_len())?,
@@ -70,8 +77,9 @@ pub fn scratch_bytes(config: &ModelConfig, capacity: StepCapacity, activations: 
     let wide = config.qkv_len() + config.q_len() + 3 * config.ffn_size;
     let narrow = tokens.max(rows).saturating_mul(config.hidden_size);
     let activation_len = tokens.saturating_mul(wide).saturating_add(narrow);
+    let num_states = if config.style.post_norms { 2 } else { 1 };
     let f32_len = tokens
-        .saturating_mul(config.hidden_size)
+        .saturating_mul(num_states * config.hidden_size)
         .saturating_add(rows.saturating_mul(config.hidden_size + config.vocab_size));
     let bytes = |len: usize, dtype: Dtype| len.saturating_mul(dtype.block_bytes());
     bytes(activation_len, activations).saturating_add(bytes(f32_len, Dtype::F32))

@@ -10,7 +10,10 @@ use std::{
 
 use inflight_backend::{
     AttentionShape, Backend, BackendError, DeviceBatch, HostTensor, KvDtype, KvLayer, StepShape,
-    ops::{Attention, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    ops::{
+        Activation, Attention, Embed, GateAndMul, Matmul, RmsNorm, RopeAndCache, Sample,
+        SamplingState,
+    },
 };
 
 type Done = Result<(), BackendError>;
@@ -186,17 +189,12 @@ impl Backend for PlainBackend {
         Err(BackendError::Unsupported("it computes logits only".into()))
     }
 
-    fn embed(
-        &self,
-        table: &Table,
-        batch: &DeviceBatch<Self>,
-        shape: StepShape,
-        out: &Memory,
-        (): &(),
-    ) -> Done {
-        for (t, id) in batch.token_ids.words()[..shape.num_tokens].iter().enumerate() {
-            let start = *id as usize * table.cols;
-            out.set(t * table.cols, &table.values[start..start + table.cols]);
+    fn embed(&self, args: Embed<'_, Self>, (): &()) -> Done {
+        let Table { cols, values, .. } = args.table;
+        for (t, id) in args.batch.token_ids.words()[..args.step.num_tokens].iter().enumerate() {
+            let row = &values[*id as usize * cols..][..*cols];
+            let scaled: Vec<f32> = row.iter().map(|x| x * args.scale).collect();
+            args.out.set(t * cols, &scaled);
         }
         Ok(())
     }
@@ -206,6 +204,16 @@ impl Backend for PlainBackend {
         for row in 0..args.num_rows {
             let x = &x[row * args.len..][..args.len];
             args.out.set(row * args.len, &normed(x, &weight, args.eps));
+        }
+        Ok(())
+    }
+
+    fn add_rms_norm(&self, args: RmsNorm<'_, Self>, (): &()) -> Done {
+        let (x, weight, out) = (args.x.floats(), args.weight.floats(), args.out.floats());
+        for start in (0..args.num_rows).map(|row| row * args.len) {
+            let normed = normed(&x[start..start + args.len], &weight, args.eps);
+            let sums = normed.iter().zip(&out[start..]).map(|(normed, out)| normed + out);
+            args.out.set(start, &sums.collect::<Vec<_>>());
         }
         Ok(())
     }
@@ -274,18 +282,20 @@ impl Backend for PlainBackend {
         Ok(())
     }
 
-    fn silu_and_mul(
-        &self,
-        gate_up: &Memory,
-        out: &Memory,
-        num_rows: usize,
-        len: usize,
-        (): &(),
-    ) -> Done {
-        for (row, both) in gate_up.floats().chunks(2 * len).take(num_rows).enumerate() {
+    fn gate_and_mul(&self, args: GateAndMul<'_, Self>, (): &()) -> Done {
+        let GateAndMul { len, activation, .. } = args;
+        let activate = |x: f32| match activation {
+            Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::GeluTanh => {
+                let y = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+                0.5 * x * (1.0 + y.tanh())
+            }
+        };
+        let gate_up = args.gate_up.floats();
+        for (row, both) in gate_up.chunks(2 * len).take(args.num_rows).enumerate() {
             let (gate, up) = both.split_at(len);
-            let product = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up);
-            out.set(row * len, &product.collect::<Vec<_>>());
+            let product = gate.iter().zip(up).map(|(gate, up)| activate(*gate) * up);
+            args.out.set(row * len, &product.collect::<Vec<_>>());
         }
         Ok(())
     }

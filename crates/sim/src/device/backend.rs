@@ -8,7 +8,10 @@ use std::{
 use inflight_backend::{
     AttentionShape, Backend, BackendError, CheckBlocks, Clock, CutPrompts, DeviceBatch, Dtype,
     HistoryShape, HostTensor, KvDtype, MoveBlocks, MoveWay, RowState, StepShape, TurnBlocks,
-    ops::{Attention, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample, SamplingState},
+    ops::{
+        Attention, Embed, GateAndMul, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample,
+        SamplingState,
+    },
 };
 
 use super::memory::{SimBuffer, SimHostBuffer, SimMatrix};
@@ -443,22 +446,20 @@ impl Backend for SimBackend {
         Ok(())
     }
 
-    fn embed(
-        &self,
-        table: &SimMatrix,
-        _batch: &DeviceBatch<Self>,
-        shape: StepShape,
-        out: &SimBuffer,
-        stream: &SimStream,
-    ) -> Done<()> {
-        let bytes = 6.0 * (shape.num_tokens * table.cols) as f64;
+    fn embed(&self, args: Embed<'_, Self>, stream: &SimStream) -> Done<()> {
+        let bytes = 6.0 * (args.step.num_tokens * args.table.cols) as f64;
         self.operate(*stream, |state| state.config.cost.elementwise(bytes))?;
-        self.state().writes(stream.thread, out.id);
+        self.state().writes(stream.thread, args.out.id);
         Ok(())
     }
 
     fn rms_norm(&self, args: RmsNorm<'_, Self>, stream: &SimStream) -> Done<()> {
         let bytes = 6.0 * (args.num_rows * args.len) as f64;
+        self.operate(*stream, |state| state.config.cost.elementwise(bytes))
+    }
+
+    fn add_rms_norm(&self, args: RmsNorm<'_, Self>, stream: &SimStream) -> Done<()> {
+        let bytes = 12.0 * (args.num_rows * args.len) as f64;
         self.operate(*stream, |state| state.config.cost.elementwise(bytes))
     }
 
@@ -513,15 +514,8 @@ impl Backend for SimBackend {
         Ok(())
     }
 
-    fn silu_and_mul(
-        &self,
-        _gate_up: &SimBuffer,
-        _out: &SimBuffer,
-        num_rows: usize,
-        len: usize,
-        stream: &SimStream,
-    ) -> Done<()> {
-        let bytes = 6.0 * (num_rows * len) as f64;
+    fn gate_and_mul(&self, args: GateAndMul<'_, Self>, stream: &SimStream) -> Done<()> {
+        let bytes = 6.0 * (args.num_rows * args.len) as f64;
         self.operate(*stream, |state| state.config.cost.elementwise(bytes))
     }
 

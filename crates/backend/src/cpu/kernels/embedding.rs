@@ -3,11 +3,16 @@
 use super::Cores;
 use crate::{HostTensor, cpu::pool::SharedMut};
 
-/// `out[t] = table[token_ids[t]]`, `[num_tokens, hidden]`, straight from the stored type.
+/// `out[t] = table[token_ids[t]] * scale`, `[num_tokens, hidden]`, straight from the stored type.
 ///
 /// # Panics
 /// If a token id lies outside the table.
-pub(crate) fn embed(cores: Cores<'_>, table: &HostTensor, token_ids: &[u32], out: &mut [f32]) {
+pub(crate) fn embed(
+    cores: Cores<'_>,
+    (table, scale): (&HostTensor, f32),
+    token_ids: &[u32],
+    out: &mut [f32],
+) {
     let len = table.row_len();
     let out = SharedMut::new(out);
     cores.for_rows(token_ids.len(), len, |tokens| {
@@ -17,6 +22,9 @@ pub(crate) fn embed(cores: Cores<'_>, table: &HostTensor, token_ids: &[u32], out
             let id = *id as usize;
             assert!(id < table.num_rows(), "token {id} of {} {}", table.num_rows(), table.name);
             table.read_row(id, row);
+            if scale != 1.0 {
+                row.iter_mut().for_each(|x| *x *= scale);
+            }
         }
     });
 }
@@ -41,8 +49,10 @@ mod tests {
         let table = table(Dtype::F32, [4, 3], TensorData::Owned(Arc::from(bytes)));
         at_every_level(|cores| {
             let mut out = [f32::NAN; 10];
-            embed(cores, &table, &[3, 0, 3], &mut out);
+            embed(cores, (&table, 1.0), &[3, 0, 3], &mut out);
             assert_eq!(out[..9], [9.0, 10.0, 11.0, 0.0, 1.0, 2.0, 9.0, 10.0, 11.0]);
+            embed(cores, (&table, 2.0), &[1], &mut out);
+            assert_eq!(out[..4], [6.0, 8.0, 10.0, 0.0]);
             assert!(out[9].is_nan());
         });
     }
@@ -54,7 +64,7 @@ mod tests {
         let ids: Vec<u32> = (0..1000).map(|i| i * 7 % 50).collect();
         at_every_level(|cores| {
             let mut out = vec![f32::NAN; ids.len() * 40];
-            embed(cores, &table, &ids, &mut out);
+            embed(cores, (&table, 1.0), &ids, &mut out);
             for (id, row) in ids.iter().zip(out.chunks(40)) {
                 assert_eq!(row, &whole[*id as usize * 40..][..40]);
             }
@@ -65,7 +75,7 @@ mod tests {
     fn a_token_outside_the_table_names_itself() {
         let table = table(Dtype::F32, [4, 3], TensorData::Random { seed: 1, std: 1.0 });
         at_every_level(|cores| {
-            let look_up = || embed(cores, &table, &[4], &mut [0.0; 3]);
+            let look_up = || embed(cores, (&table, 1.0), &[4], &mut [0.0; 3]);
             let panic = catch_unwind(AssertUnwindSafe(look_up)).unwrap_err();
             assert_eq!(panic.downcast_ref::<String>().unwrap(), "token 4 of 4 embedding");
         });

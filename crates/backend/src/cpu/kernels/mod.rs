@@ -26,7 +26,7 @@ mod sampling;
 mod tracking;
 mod turn;
 
-pub(crate) use activation::{SiluAndMul, silu_and_mul};
+pub(crate) use activation::{GateAndMul, gate_and_mul};
 pub(crate) use attention::{Attention, attention};
 pub(crate) use batch::{BatchMut, GatherSampled, GroupMut, gather_sampled, unpack};
 pub(crate) use ceilings::measure_ceilings;

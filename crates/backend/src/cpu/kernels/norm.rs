@@ -20,9 +20,11 @@ pub(crate) struct RmsNorm<'a> {
     pub(crate) num_rows: usize,
     pub(crate) len: usize,
     pub(crate) eps: f32,
+    /// Add to `out` instead of overwriting it.
+    pub(crate) accumulate: bool,
 }
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight`, row by row.
+/// `out = x / sqrt(mean(x^2) + eps) * weight`, or `out += ...`, row by row.
 pub(crate) fn rms_norm(cores: Cores<'_>, args: RmsNorm<'_>) {
     let len = args.len;
     let weight = &args.weight[..len];
@@ -32,7 +34,8 @@ pub(crate) fn rms_norm(cores: Cores<'_>, args: RmsNorm<'_>) {
         let x = &args.x[span.clone()];
         // SAFETY: rows of different tasks are different.
         let out = unsafe { out.slice(span) };
-        dispatch(cores.simd, Rows { x, weight, out, eps: args.eps });
+        let (eps, accumulate) = (args.eps, args.accumulate);
+        dispatch(cores.simd, Rows { x, weight, out, eps, accumulate });
     });
 }
 
@@ -41,6 +44,7 @@ struct Rows<'a> {
     weight: &'a [f32],
     out: &'a mut [f32],
     eps: f32,
+    accumulate: bool,
 }
 
 impl Kernel for Rows<'_> {
@@ -54,7 +58,9 @@ impl Kernel for Rows<'_> {
             let chunks = out.chunks_mut(L::N).zip(x.chunks(L::N)).zip(self.weight.chunks(L::N));
             for ((out, x), weight) in chunks {
                 let scaled = l.mul(l.load_part(x), l.splat(scale));
-                l.store_part(out, l.mul(scaled, l.load_part(weight)));
+                let normed = l.mul(scaled, l.load_part(weight));
+                let sum = if self.accumulate { l.add(l.load_part(out), normed) } else { normed };
+                l.store_part(out, sum);
             }
         }
     }
@@ -106,9 +112,15 @@ mod tests {
         }
         at_every_level(|cores| {
             let mut out = vec![f32::NAN; num_rows * len + 3];
-            let args = RmsNorm { x: &x, weight: &weight, out: &mut out, num_rows, len, eps };
-            rms_norm(cores, args);
+            let norm = |out: &mut [f32], accumulate| {
+                let (x, weight) = (&x[..], &weight[..]);
+                rms_norm(cores, RmsNorm { x, weight, out, num_rows, len, eps, accumulate });
+            };
+            norm(&mut out, false);
             assert_close(&out[..num_rows * len], &expected, 2e-6);
+            norm(&mut out, true);
+            let twice: Vec<f64> = expected.iter().map(|x| 2.0 * x).collect();
+            assert_close(&out[..num_rows * len], &twice, 4e-6);
             assert!(out[num_rows * len..].iter().all(|x| x.is_nan()), "wrote past the end");
         });
     }
@@ -127,7 +139,9 @@ mod tests {
         at_every_level(|cores| {
             let mut out = [1.0; 20];
             let (x, weight) = (&[0.0; 20], &[2.0; 20]);
-            rms_norm(cores, RmsNorm { x, weight, out: &mut out, num_rows: 1, len: 20, eps: 1e-5 });
+            let (num_rows, len, eps, accumulate) = (1, 20, 1e-5, false);
+            let args = RmsNorm { x, weight, out: &mut out, num_rows, len, eps, accumulate };
+            rms_norm(cores, args);
             assert_eq!(out, [0.0; 20]);
         });
     }

@@ -3,12 +3,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use inflight_kernels::{
-    Element as KernelElement,
-    ops::{
-        rms_norm::{RmsNorm, RmsNormParams},
-        silu_and_mul::{SiluAndMul, SiluAndMulParams},
-    },
+use inflight_kernels::ops::{
+    gate_and_mul::{GateAndMul, GateAndMulParams},
+    rms_norm::{RmsNorm, RmsNormParams},
 };
 
 use super::{Norm, word};
@@ -24,7 +21,7 @@ use crate::{
 pub(super) struct Neighbours {
     loader: Arc<KernelLoader>,
     norm: ByKey<(), Loaded<RmsNorm>>,
-    silu: ByKey<(), Loaded<SiluAndMul>>,
+    silu: ByKey<(), Loaded<GateAndMul>>,
 }
 
 impl Neighbours {
@@ -64,16 +61,15 @@ impl Neighbours {
         out: CUdeviceptr,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let params = SiluAndMulParams { gate_up, out, num_rows: word(num_rows), len: word(len) };
+        let params = GateAndMulParams { gate_up, out, num_rows: word(num_rows), len: word(len) };
         self.silu_kernel()?.launch(&params, stream)
     }
 
     fn norm_kernel(&self) -> Result<Arc<Loaded<RmsNorm>>, BackendError> {
-        let kernel = RmsNorm { x: KernelElement::F32, out: KernelElement::Bf16 };
-        self.norm.get((), || self.loader.load(kernel))
+        self.norm.get((), || self.loader.load(RmsNorm::of_state()))
     }
 
-    fn silu_kernel(&self) -> Result<Arc<Loaded<SiluAndMul>>, BackendError> {
-        self.silu.get((), || self.loader.load(SiluAndMul))
+    fn silu_kernel(&self) -> Result<Arc<Loaded<GateAndMul>>, BackendError> {
+        self.silu.get((), || self.loader.load(GateAndMul { gelu: false }))
     }
 }

@@ -16,13 +16,13 @@ use inflight_kernels::{
     ops::{
         embed::{Embed, EmbedParams},
         fp8_quantize::{Fp8Quantize, Fp8QuantizeParams},
+        gate_and_mul::{GateAndMul, GateAndMulParams},
         gather_sampled::{GatherSampled, GatherSampledParams},
         move_blocks::MoveBlocks,
         random_normal::{RandomNormal, RandomNormalParams},
         rms_norm::{RmsNorm, RmsNormParams},
         rope_and_cache::{RopeAndCache, RopeAndCacheParams, Rotation},
         sample::{Sample, SampleParams},
-        silu_and_mul::{SiluAndMul, SiluAndMulParams},
         track_tokens::{TrackTokens, TrackTokensParams},
         turn_blocks::TurnBlocks,
         unpack::{MAX_MORE_GROUPS, Unpack, UnpackGroup, UnpackParams},
@@ -38,10 +38,10 @@ use super::{
     memory::{CudaBuffer, Element},
     numerics::Numerics,
     stream::CudaStream,
-    weights::CudaEmbedding,
 };
 use crate::{
-    AttentionShape, BackendError, DeviceBatch, HistoryShape, KvLayout, OutputLayout, StepShape,
+    Activation, AttentionShape, BackendError, DeviceBatch, HistoryShape, KvLayout, OutputLayout,
+    StepShape,
     ops, ops::SamplingState,
 };
 
@@ -52,7 +52,11 @@ pub(super) struct Operators {
     track_tokens: Loaded<TrackTokens>,
     embed: Loaded<Embed>,
     rms_norm: Loaded<RmsNorm>,
-    silu_and_mul: Loaded<SiluAndMul>,
+    /// Loaded when first needed.
+    add_rms_norm: ByKey<(), Loaded<RmsNorm>>,
+    silu_and_mul: Loaded<GateAndMul>,
+    /// Loaded when first needed.
+    gelu_and_mul: ByKey<(), Loaded<GateAndMul>>,
     gather_sampled: Loaded<GatherSampled>,
     sample: Loaded<Sample>,
     /// Loaded when first needed.
@@ -113,8 +117,10 @@ impl Operators {
             unpack: loader.load(Unpack)?,
             track_tokens: loader.load(TrackTokens)?,
             embed: loader.load(Embed { table: Bf16, out: F32 })?,
-            rms_norm: loader.load(RmsNorm { x: F32, out: Bf16 })?,
-            silu_and_mul: loader.load(SiluAndMul)?,
+            rms_norm: loader.load(RmsNorm::of_state())?,
+            add_rms_norm: ByKey::default(),
+            silu_and_mul: loader.load(GateAndMul { gelu: false })?,
+            gelu_and_mul: ByKey::default(),
             gather_sampled: loader.load(GatherSampled { element: F32 })?,
             sample: loader.load(Sample { unusual: false })?,
             unusual_sample: ByKey::default(),
@@ -267,12 +273,10 @@ impl Operators {
 
     pub(super) fn embed(
         &self,
-        table: &CudaEmbedding,
-        batch: &DeviceBatch<CudaBackend>,
-        shape: StepShape,
-        out: &CudaBuffer,
+        args: &ops::Embed<'_, CudaBackend>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
+        let ops::Embed { table, out, scale, batch, step: shape } = *args;
         check_buffer(out, Element::F32, shape.num_tokens * table.cols, "embed: out");
         let params = EmbedParams {
             table: table.allocation.address(),
@@ -281,7 +285,7 @@ impl Operators {
             num_tokens: word(shape.num_tokens),
             num_embeddings: word(table.rows),
             len: word(table.cols),
-            reserved: 0,
+            scale,
         };
         self.embed.launch(&params, stream)
     }
@@ -291,20 +295,16 @@ impl Operators {
         args: &ops::RmsNorm<'_, CudaBackend>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let ops::RmsNorm { x, weight, out, num_rows, len, eps } = *args;
-        check_buffer(x, Element::F32, num_rows * len, "rms_norm: x");
-        check_buffer(weight, Element::F32, len, "rms_norm: weight");
-        check_buffer(out, Element::Bf16, num_rows * len, "rms_norm: out");
-        let params = RmsNormParams {
-            x: x.address(),
-            weight: weight.address(),
-            out: out.address(),
-            num_rows: word(num_rows),
-            len: word(len),
-            eps,
-            reserved: 0,
-        };
-        self.rms_norm.launch(&params, stream)
+        self.rms_norm.launch(&norm_params(args, Element::Bf16), stream)
+    }
+
+    pub(super) fn add_rms_norm(
+        &self,
+        args: &ops::RmsNorm<'_, CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let kernel = self.add_rms_norm.get((), || self.loader.load(RmsNorm::of_branch()))?;
+        kernel.launch(&norm_params(args, Element::F32), stream)
     }
 
     /// Of what a product left in parts, if it did.
@@ -383,23 +383,27 @@ impl Operators {
         self.attention.num_recomputed()
     }
 
-    pub(super) fn silu_and_mul(
+    pub(super) fn gate_and_mul(
         &self,
-        gate_up: &CudaBuffer,
-        out: &CudaBuffer,
-        num_rows: usize,
-        len: usize,
+        args: &ops::GateAndMul<'_, CudaBackend>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        check_buffer(gate_up, Element::Bf16, 2 * num_rows * len, "silu_and_mul: gate_up");
-        check_buffer(out, Element::Bf16, num_rows * len, "silu_and_mul: out");
-        let params = SiluAndMulParams {
+        let ops::GateAndMul { gate_up, out, num_rows, len, activation } = *args;
+        check_buffer(gate_up, Element::Bf16, 2 * num_rows * len, "gate_and_mul: gate_up");
+        check_buffer(out, Element::Bf16, num_rows * len, "gate_and_mul: out");
+        let params = GateAndMulParams {
             gate_up: gate_up.address(),
             out: out.address(),
             num_rows: word(num_rows),
             len: word(len),
         };
-        self.silu_and_mul.launch(&params, stream)
+        match activation {
+            Activation::Silu => self.silu_and_mul.launch(&params, stream),
+            Activation::GeluTanh => {
+                let load = || self.loader.load(GateAndMul { gelu: true });
+                self.gelu_and_mul.get((), load)?.launch(&params, stream)
+            }
+        }
     }
 
     pub(super) fn gather_sampled(
@@ -464,6 +468,23 @@ impl Operators {
 /// What kernels that use the KV cache of such heads are specialised for.
 fn kv_shape(numbers: KvNumbers, shape: AttentionShape) -> KvShape {
     KvShape { numbers, head_dim: word(shape.head_dim), block_size: word(shape.block_size) }
+}
+
+/// Checks the operands of a norm whose result is of this type.
+fn norm_params(args: &ops::RmsNorm<'_, CudaBackend>, out_element: Element) -> RmsNormParams {
+    let ops::RmsNorm { x, weight, out, num_rows, len, eps } = *args;
+    check_buffer(x, Element::F32, num_rows * len, "rms_norm: x");
+    check_buffer(weight, Element::F32, len, "rms_norm: weight");
+    check_buffer(out, out_element, num_rows * len, "rms_norm: out");
+    RmsNormParams {
+        x: x.address(),
+        weight: weight.address(),
+        out: out.address(),
+        num_rows: word(num_rows),
+        len: word(len),
+        eps,
+        reserved: 0,
+    }
 }
 
 /// Asserts that a step of this shape fits the batch's buffers.

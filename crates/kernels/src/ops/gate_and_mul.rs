@@ -2,15 +2,18 @@
 
 use crate::{Budget, DevicePtr, Kernel, KernelSpec, Launch, Source};
 
-/// `out[r, i] = silu(gate_up[r, i]) * gate_up[r, len + i]`, all bf16.
+/// `out[r, i] = f(gate_up[r, i]) * gate_up[r, len + i]`, all bf16.
 #[derive(Clone, Copy, Debug)]
-pub struct SiluAndMul;
+pub struct GateAndMul {
+    /// GELU, by its approximation with a hyperbolic tangent; otherwise SiLU.
+    pub gelu: bool,
+}
 
-/// Arguments of [`SiluAndMul`].
+/// Arguments of [`GateAndMul`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
-pub struct SiluAndMulParams {
+pub struct GateAndMulParams {
     /// `[num_rows, 2 * len]`.
     pub gate_up: DevicePtr,
     /// `[num_rows, len]`.
@@ -19,28 +22,28 @@ pub struct SiluAndMulParams {
     pub len: u32,
 }
 
-impl SiluAndMul {
+impl GateAndMul {
     const THREADS: u32 = 256;
 }
 
-impl Kernel for SiluAndMul {
-    type Params = SiluAndMulParams;
+impl Kernel for GateAndMul {
+    type Params = GateAndMulParams;
 
     fn spec(&self) -> KernelSpec {
         KernelSpec {
             source: Source {
-                file: "silu_and_mul.cu",
-                text: include_str!("../../csrc/silu_and_mul.cu"),
+                file: "gate_and_mul.cu",
+                text: include_str!("../../csrc/gate_and_mul.cu"),
             },
-            entry: "silu_and_mul",
-            defines: vec![("THREADS", Self::THREADS)],
+            entry: "gate_and_mul",
+            defines: vec![("THREADS", Self::THREADS), ("GELU", u32::from(self.gelu))],
             dynamic_smem: 0,
-            params_bytes: size_of::<SiluAndMulParams>(),
+            params_bytes: size_of::<GateAndMulParams>(),
             budget: Budget { registers: 64, static_smem: 0 },
         }
     }
 
-    fn launch(&self, params: &SiluAndMulParams) -> Launch {
+    fn launch(&self, params: &GateAndMulParams) -> Launch {
         let columns = params.len.div_ceil(8).div_ceil(Self::THREADS);
         Launch { grid: [params.num_rows, columns, 1], block: [Self::THREADS, 1, 1] }
     }
