@@ -2,7 +2,7 @@
 //! transformers on the same GPU:
 //!
 //! ```text
-//! cuda_logits CACHE_FOLDER                              # random models of each family
+//! cuda_logits CACHE_FOLDER [FAMILY..]                   # random models of each family, or of these
 //! cuda_logits CACHE_FOLDER exact MODEL.gguf EXACT.json  # tests/default_model/exact.json
 //! cuda_logits CACHE_FOLDER fixtures FOLDER GPU.json     # by transformers_logits.py
 //! ```
@@ -73,22 +73,27 @@ fn main() -> Result<ExitCode, Failure> {
     let arguments: Vec<String> = arguments.collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let passed = match arguments[..] {
-        [] => {
-            let mut passed = true;
-            for (name, family) in FAMILIES {
-                passed &= check_family(&cuda, name, family)?;
-            }
-            passed
-        }
         ["exact", model, exact] => {
             check_model(&cuda, model.as_ref(), &std::fs::read_to_string(exact)?)?
         }
         ["fixtures", folder, logits] => {
             check_fixtures(&cuda, folder.as_ref(), &std::fs::read_to_string(logits)?)?
         }
+        [ref names @ ..] if names.iter().all(|name| is_family(name)) => {
+            let mut passed = true;
+            for (name, family) in FAMILIES {
+                let is_asked = names.is_empty() || names.contains(&name);
+                passed &= !is_asked || check_family(&cuda, name, family)?;
+            }
+            passed
+        }
         _ => return Err("usage: see the example's first lines".into()),
     };
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn is_family(name: &str) -> bool {
+    FAMILIES.iter().any(|(known, _)| *known == name)
 }
 
 fn check_family(cuda: &CudaBackend, name: &str, family: &str) -> Result<bool, Failure> {
