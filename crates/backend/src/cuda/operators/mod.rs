@@ -41,8 +41,7 @@ use super::{
 };
 use crate::{
     Activation, AttentionShape, BackendError, DeviceBatch, HistoryShape, KvLayout, OutputLayout,
-    StepShape,
-    ops, ops::SamplingState,
+    StepShape, ops, ops::SamplingState,
 };
 
 /// All kernels, and the working memory of those that need some.
