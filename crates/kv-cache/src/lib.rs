@@ -15,8 +15,8 @@
 //! [`PrefixChain`] name what a full block holds, [`KvCache`] is the pool and the cache of prefixes
 //! over it, [`BlockTable`] is one sequence's list of blocks, [`Retention`] says which tokens stay
 //! in it ([`SinkWindow`], [`Attended`]), [`GroupTables`] are the tables of a sequence whose model
-//! has layers that look back differently far, [`SwapSpace`] are blocks of the host's memory: sequences
-//! that gave way, and cold prefixes.
+//! has layers that look back differently far, [`SwapSpace`] are blocks of the host's memory:
+//! sequences that gave way, and cold prefixes.
 //!
 //! Invariant: pure and deterministic. No device, clock, thread, log or randomness; the same calls
 //! give the same block ids.

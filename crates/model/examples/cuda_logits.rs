@@ -2,7 +2,7 @@
 //! transformers on the same GPU:
 //!
 //! ```text
-//! cuda_logits CACHE_FOLDER [FAMILY..]                   # random models of each family, or of these
+//! cuda_logits CACHE_FOLDER [FAMILY..]                  # random models of each family, or these
 //! cuda_logits CACHE_FOLDER exact MODEL.gguf EXACT.json  # tests/default_model/exact.json
 //! cuda_logits CACHE_FOLDER fixtures FOLDER GPU.json     # by transformers_logits.py
 //! ```

@@ -2,8 +2,9 @@
 //!
 //! Reading order: [`ModelFiles`] (what a path holds), [`ModelConfig`] (what a model is) with one
 //! small file per architecture, [`Weights`] ([`GgufFile`], [`SafetensorsFolder`],
-//! [`DummyWeights`]), [`LayerGroups`] (which layers share blocks of the KV cache), [`Decoder`] (one description of operators for all architectures), [`eval`]
-//! (one sequence through a decoder, without an engine).
+//! [`DummyWeights`]), [`LayerGroups`] (which layers share blocks of the KV cache), [`Decoder`] (one
+//! description of operators for all architectures), [`eval`] (one sequence through a decoder,
+//! without an engine).
 //!
 //! Invariant: no device code: all work is done by operators of a [`inflight_backend::Backend`].
 //! Invariant: no request, sequence or scheduler policy is known here.

@@ -77,8 +77,8 @@ impl Scheduler {
     }
 
     /// The blocks that a waiting sequence need not compute, of the first layer group; all groups
-    /// have what is needed of theirs. Its last token it always computes, and if its prompt is probed
-    /// all of them.
+    /// have what is needed of theirs. Its last token it always computes, and if its prompt is
+    /// probed all of them.
     pub(crate) fn find_prefix(&self, sequence: &Sequence) -> Vec<BlockId> {
         if sequence.probes_prompt {
             return Vec::new();

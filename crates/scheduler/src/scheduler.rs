@@ -263,8 +263,8 @@ impl Scheduler {
     }
 
     /// The blocks of a sequence, of each layer group; empty unless it runs. To be read between
-    /// `plan` and `advance`, since `advance` already gives back those of a sequence whose last token
-    /// is launched.
+    /// `plan` and `advance`, since `advance` already gives back those of a sequence whose last
+    /// token is launched.
     ///
     /// # Panics
     /// When there is no such sequence.

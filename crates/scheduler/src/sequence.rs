@@ -163,8 +163,8 @@ pub(crate) struct Entry {
 /// What the host has of a sequence that gave way.
 #[derive(Debug)]
 pub(crate) struct Swapped {
-    /// Blocks of the host, of each layer group, in the order of the sequence's tokens: of those that
-    /// the next row sees.
+    /// Blocks of the host, of each layer group, in the order of the sequence's tokens: of those
+    /// that the next row sees.
     pub(crate) groups: Vec<Vec<HostBlockId>>,
     /// Positions that they hold.
     pub(crate) num_computed: usize,

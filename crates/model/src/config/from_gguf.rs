@@ -76,8 +76,8 @@ impl ModelConfig {
     }
 }
 
-/// Windows of Gemma 3's layers, and what is peculiar to them. Norms are stored whole, and the scale of
-/// embeddings is not rounded.
+/// Windows of Gemma 3's layers, and what is peculiar to them. Norms are stored whole, and the scale
+/// of embeddings is not rounded.
 ///
 /// # Source
 /// llama.cpp, `src/llama-model.cpp`: its 27B alone, of 62 layers, scales scores by the hidden size.
