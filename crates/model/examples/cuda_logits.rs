@@ -79,7 +79,7 @@ fn main() -> Result<ExitCode, Failure> {
         ["fixtures", folder, logits] => {
             check_fixtures(&cuda, folder.as_ref(), &std::fs::read_to_string(logits)?)?
         }
-        [ref names @ ..] if names.iter().all(|name| is_family(name)) => {
+        ref names if names.iter().all(|name| is_family(name)) => {
             let mut passed = true;
             for (name, family) in FAMILIES {
                 let is_asked = names.is_empty() || names.contains(&name);

@@ -69,7 +69,7 @@ impl LayerGroups {
         let widths = (1..=most).filter(|width| num_groups(*width) <= MAX_LAYER_GROUPS);
         // Of equal ones the widest: it has the fewest tables.
         let best = widths.min_by_key(|width| (cost(*width), std::cmp::Reverse(*width)));
-        let widest = counts.first().map_or(None, |(kind, _)| *kind);
+        let widest = counts.first().and_then(|(kind, _)| *kind);
         let alike = windows.len() * kept(widest);
         match best.filter(|width| cost(*width) < alike) {
             Some(width) => Self::of_width(windows, &counts, width),

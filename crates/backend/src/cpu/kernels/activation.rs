@@ -68,7 +68,7 @@ impl Kernel for Rows<'_> {
 #[inline(always)]
 fn gelu_rate<L: Lanes>(l: L, x: L::V) -> L::V {
     /// `2 sqrt(2 / pi)`.
-    const FACTOR: f32 = 1.595_769_1;
+    const FACTOR: f32 = 1.595_769;
     let cubic = l.mul(l.mul(x, x), l.splat(0.044_715 * FACTOR));
     l.mul(x, l.add(cubic, l.splat(FACTOR)))
 }
