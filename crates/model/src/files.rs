@@ -57,8 +57,8 @@ impl ModelFiles {
         Ok(Self { config, weights, folder: Some(folder.into()) })
     }
 
-    /// Has the linear layers' weights rounded to fp8 when they are loaded, unless they are stored
-    /// so. The output matrix stays as it is.
+    /// Has the weights of all products, the output matrix's too, rounded to fp8 when they are
+    /// loaded, unless the layers' are stored so.
     pub fn round_to_fp8(&mut self) {
         self.config.fp8_weights.get_or_insert(Fp8Weights::AtLoad);
     }
