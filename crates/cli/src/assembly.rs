@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use inflight_backend::{Backend, CpuBackend, KvDtype, WeightPrecision};
 use inflight_engine::{CacheFileOptions, Engine, EngineConfig, EngineHandle};
-use inflight_model::{Decoder, ModelFiles};
+use inflight_model::{Decoder, Fp8Weights, ModelFiles};
 use inflight_server::KvCapacity;
 
 use crate::args::EngineArgs;
@@ -83,7 +83,10 @@ pub(crate) fn with_engine<U: UseEngine>(
             let max_model_len = resolved.engine.max_model_len;
             let weights = match config.fp8_weights {
                 None => "as bf16",
-                Some(_) => "those of layers as fp8, others as bf16",
+                Some(Fp8Weights::AllAtLoad) => "as fp8",
+                Some(Fp8Weights::AtLoad | Fp8Weights::Stored) => {
+                    "those of layers as fp8, others as bf16"
+                }
             };
             let kv_dtypes = KV_DTYPES_ON_GPUS;
             let (cache_file, checks_blocks) = (None, false);

@@ -101,8 +101,8 @@ fn open(args: &SimulateArgs) -> Result<(String, ModelFiles)> {
             (model.name, files)
         }
     };
-    if let Some(Quantization::Fp8) = args.engine.quantization {
-        files.round_to_fp8();
+    if let Some(quantization) = args.engine.quantization {
+        files.round_to_fp8(quantization == Quantization::Fp8All);
     }
     Ok((name, files))
 }

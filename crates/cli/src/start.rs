@@ -74,8 +74,8 @@ pub(crate) fn sizes_of(
 
 /// `files` as `--quantization` wants them.
 pub(crate) fn quantized(mut files: ModelFiles, args: &EngineArgs) -> ModelFiles {
-    if let Some(Quantization::Fp8) = args.quantization {
-        files.round_to_fp8();
+    if let Some(quantization) = args.quantization {
+        files.round_to_fp8(quantization == Quantization::Fp8All);
     }
     files
 }

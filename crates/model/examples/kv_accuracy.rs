@@ -53,7 +53,7 @@ fn main() -> Result<(), Failure> {
         }
         let (kv_dtype, weights) = (KvDtype::F32, WeightPrecision::F32);
         let config = CpuConfig { kv_dtype, weights, ..CpuConfig::detect() };
-        report.files.round_to_fp8();
+        report.files.round_to_fp8(false);
         report.add("f32, fp8 weights", &CpuBackend::new(config)?)?;
         return Ok(());
     }

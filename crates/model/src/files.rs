@@ -57,10 +57,11 @@ impl ModelFiles {
         Ok(Self { config, weights, folder: Some(folder.into()) })
     }
 
-    /// Has the weights of all products, the output matrix's too, rounded to fp8 when they are
-    /// loaded, unless the layers' are stored so.
-    pub fn round_to_fp8(&mut self) {
-        self.config.fp8_weights.get_or_insert(Fp8Weights::AtLoad);
+    /// Has the linear layers' weights, or those of `all` products, the output matrix's too, rounded
+    /// to fp8 when they are loaded; unless they are stored so: then all stay as they are.
+    pub fn round_to_fp8(&mut self, all: bool) {
+        let how = if all { Fp8Weights::AllAtLoad } else { Fp8Weights::AtLoad };
+        self.config.fp8_weights.get_or_insert(how);
     }
 
     /// The GGUF file, if it is one: its metadata describes the tokenizer.

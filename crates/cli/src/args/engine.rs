@@ -78,9 +78,9 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum, default_value_t = WeightDtype::Auto)]
     pub(crate) dtype: WeightDtype,
 
-    /// Round the weights of all products when they are loaded, the output matrix's too: fp8 has half
-    /// the bytes of bf16, one scale for each row, and leaves embeddings as they are. Models that
-    /// are stored in fp8 need no flag
+    /// Round the linear layers' weights when they are loaded, or also the output matrix's: fp8 has
+    /// half the bytes of bf16, one scale for each row, and leaves embeddings as they are. Models
+    /// that are stored in fp8 need no flag
     #[arg(long, short = 'q', value_enum, value_name = "METHOD")]
     pub(crate) quantization: Option<Quantization>,
 
@@ -193,7 +193,10 @@ pub(crate) enum WeightDtype {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Quantization {
+    /// The layers' weights
     Fp8,
+    /// The output matrix's as well
+    Fp8All,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

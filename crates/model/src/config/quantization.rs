@@ -16,6 +16,8 @@ pub enum Fp8Weights {
     Stored,
     /// All are rounded when loaded, with a scale for each row.
     AtLoad,
+    /// The output matrix as well.
+    AllAtLoad,
 }
 
 /// Blocks that may share a scale.

@@ -56,7 +56,10 @@ impl<B: Backend> Decoder<B> {
         let norm = loader.whole_norm(loader.global(GlobalTensor::Norm)?);
         let host_norm = norm.to_f32();
         let norm = backend.load_vector(&[norm])?;
-        let output = loader.rounded(output);
+        let output = match config.fp8_weights {
+            Some(Fp8Weights::AllAtLoad) => output.rounded_to_fp8(),
+            Some(Fp8Weights::AtLoad | Fp8Weights::Stored) | None => output,
+        };
         let output = Linear { weight: backend.load_matrix(&[output])?, bias: None };
         let table = |rope| backend.load_vector(&[rotary_table(rope, max_model_len)]);
         let rotary = table(&config.rope)?;
@@ -147,22 +150,16 @@ impl<B: Backend> Loader<'_, B> {
             };
             parts.iter().map(one).collect::<Result<Vec<HostTensor>, _>>()
         };
-        let weight: Vec<_> =
-            tensors("weight")?.into_iter().map(|matrix| self.rounded(matrix)).collect();
+        let mut weight = tensors("weight")?;
+        if let Some(Fp8Weights::AtLoad | Fp8Weights::AllAtLoad) = self.config.fp8_weights {
+            weight = weight.into_iter().map(HostTensor::rounded_to_fp8).collect();
+        }
         let weight = self.backend.load_matrix(&weight)?;
         let bias = match with_bias {
             true => Some(self.backend.load_vector(&tensors("bias")?)?),
             false => None,
         };
         Ok(Linear { weight, bias })
-    }
-
-    /// A matrix that products are made with, rounded to fp8 if that is asked for.
-    fn rounded(&self, matrix: HostTensor) -> HostTensor {
-        match self.config.fp8_weights {
-            Some(Fp8Weights::AtLoad) => matrix.rounded_to_fp8(),
-            Some(Fp8Weights::Stored) | None => matrix,
-        }
     }
 
     fn norm(&self, layer: usize, part: LayerTensor) -> Result<B::Buffer, ModelError> {
