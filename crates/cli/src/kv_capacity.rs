@@ -75,7 +75,7 @@ mod tests {
         let windows = (0..32).map(|layer| (layer % 2 == 0).then_some(512)).collect();
         let mixed = ModelConfig { layer_windows: windows, ..model };
         let fits = kv_capacities(&engine, &mixed, KvDtype::Bf16, &dtypes[..1]);
-        assert_eq!(fits[0].token_bytes, ((512 + 65) * (1 << 20)) / 8192 + 1);
+        assert_eq!(fits[0].token_bytes, (512 + 65) * (1 << 20) / 8192);
         assert_eq!(fits[0].num_tokens, 1000 * 8192 / (512 + 65));
     }
 }
