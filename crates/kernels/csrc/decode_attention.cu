@@ -95,7 +95,6 @@ struct Piece {
     u32 unit; // Of the first tile of the row and head group.
     u32 first_tile; // The row's, in its context.
     u32 index;      // Of the decode row.
-    u32 token;      // Of the row.
 };
 
 // Where a block is in its stretch of units.
@@ -130,7 +129,6 @@ struct Walk {
         u32 offset = unit - row.y;
         Piece piece;
         piece.row = row.x;
-        piece.token = p.row_starts[row.x];
         piece.index = index;
         piece.tiles = row.z;
         piece.first_tile = row.w;
@@ -333,7 +331,8 @@ DEVICE void load_queries(const Params& p, const Piece& piece, u32 (&q)[STEPS][2]
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
     u32 kv_head = piece.head_group / chunks;
     u32 in_group = piece.head_group % chunks * HEADS + lane_id() / 4;
-    u64 at = u64(piece.token) * (p.num_heads + 2 * p.num_kv_heads) + kv_head * group + in_group;
+    u64 token = p.row_starts[piece.row];
+    u64 at = token * (p.num_heads + 2 * p.num_kv_heads) + kv_head * group + in_group;
     const u32* from = reinterpret_cast<const u32*>(p.qkv + at * HEAD_DIM);
     bool real = in_group < group;
 #pragma unroll
@@ -673,7 +672,7 @@ DEVICE void write_out(const Params& p, const Piece& piece, Value value) {
     u32 first = piece.head_group % chunks * HEADS;
     u32 head = threadIdx.x % HEADS;
     if (first + head >= group) return;
-    u64 at = u64(piece.token) * p.num_heads + piece.head_group / chunks * group;
+    u64 at = u64(p.row_starts[piece.row]) * p.num_heads + piece.head_group / chunks * group;
     u32* out = reinterpret_cast<u32*>(p.out + (at + first + head) * HEAD_DIM);
     for (u32 pair = threadIdx.x / HEADS; pair < HEAD_DIM / 2; pair += THREADS / HEADS) {
         out[pair] = pack_bf16(value(2 * pair, head), value(2 * pair + 1, head));
@@ -685,7 +684,7 @@ DEVICE void write_out(const Params& p, const Piece& piece, Value value) {
 template <typename Value>
 DEVICE void write_codes(const Params& p, const Piece& piece, Value value) {
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
-    u32 first = piece.head_group % chunks * HEADS, token = piece.token;
+    u32 first = piece.head_group % chunks * HEADS, token = p.row_starts[piece.row];
     u32 dim = lane_id() / 16 * FP8_GROUP + lane_id() % 4 * 16 + lane_id() / 4 % 4 * 2;
     for (u32 head = warp_id(); head < HEADS && first + head < group; head += WARPS) {
         u32 pairs[2];
@@ -813,7 +812,7 @@ DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_c
 #endif
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
     u32 in_group = piece.head_group % chunks * HEADS;
-    u64 at = u64(piece.token) * p.num_heads + piece.head_group / chunks * group;
+    u64 at = u64(p.row_starts[piece.row]) * p.num_heads + piece.head_group / chunks * group;
     bf16* out = p.out + (at + in_group) * HEAD_DIM;
 #pragma unroll
     for (u32 d = 0; d < DIMS; d++) {
@@ -963,17 +962,14 @@ KERNEL void BOUNDS decode_attention(const Params p) {
     Meeting& meeting = *reinterpret_cast<Meeting*>(memory + WARPS * STAGES * STAGE_BYTES);
     u32 head_groups = p.num_kv_heads * chunks_of_group(p);
 
-    // The first piece as well is looked up before the kernel in front has ended.
-    Walk walk = Walk::begin(p), from_here = walk;
-    bool done = walk.done();
-    Piece piece;
-    if (!done) piece = walk.next(p, head_groups);
+    Walk walk = Walk::begin(p);
     Ring ring;
     ring.memory = shared_address(memory) + warp_id() * STAGES * STAGE_BYTES;
-    ring.begin(p, head_groups, from_here);
+    ring.begin(p, head_groups, walk);
     clear_empty_rows(p);
 
-    while (!done) {
+    while (!walk.done()) {
+        Piece piece = walk.next(p, head_groups);
         Running running;
         add_piece<!UNIFIED>(p, piece, head_groups, ring, running);
         meet<!UNIFIED>(running, meeting);
@@ -984,7 +980,5 @@ KERNEL void BOUNDS decode_attention(const Params p) {
 #if UNIFIED
         if (!good) recompute(p, piece, head_groups, meeting, ring, walk);
 #endif
-        done = walk.done();
-        if (!done) piece = walk.next(p, head_groups);
     }
 }
