@@ -52,22 +52,6 @@ DEVICE Least find_least(const u32* bits, u32 num, u32 wanted) {
     return least;
 }
 
-// Sum over the threads before this one; `total` is over all.
-DEVICE u32 sum_before(u32 x, u32& total) {
-    __shared__ u32 sums[WARPS];
-    u32 inclusive = warp_prefix_sum(x);
-    __syncthreads(); // The last call's sums have been read.
-    if (lane_id() == 31) sums[warp_id()] = inclusive;
-    __syncthreads();
-    u32 before = 0;
-    total = 0;
-    for (u32 w = 0; w < WARPS; w++) {
-        if (w < warp_id()) before += sums[w];
-        total += sums[w];
-    }
-    return before + inclusive - x;
-}
-
 KERNEL void __launch_bounds__(THREADS) choose_kept(const Params p) {
     wait_for_earlier_kernels();
     u32 num_voted = p.context_len - p.num_observed;
@@ -87,7 +71,7 @@ KERNEL void __launch_bounds__(THREADS) choose_kept(const Params p) {
         u32 i = start + threadIdx.x;
         bool greater = i < num_voted && bits[i] > least.bits;
         bool equal = i < num_voted && bits[i] == least.bits;
-        u32 both, before = sum_before(greater + (u32(equal) << 16), both);
+        u32 both, before = block_prefix_sum<WARPS>(greater + (u32(equal) << 16), both);
         u32 equals = num_equal + (before >> 16);
         u32 place = num_greater + (before & 0xffff) + min(equals, least.wanted);
         if (greater || (equal && equals < least.wanted)) kept[place] = i;

@@ -21,19 +21,6 @@ struct Params {
     u32 reserved;
 };
 
-// Sum over the threads before this one; `total` is over all.
-DEVICE u32 block_prefix_sum(u32 x, u32& total) {
-    __shared__ u32 sums[WARPS];
-    u32 inclusive = warp_prefix_sum(x);
-    __syncthreads(); // The last call's sums have been read.
-    if (lane_id() == 31) sums[warp_id()] = inclusive;
-    __syncthreads();
-    u32 of_warps = warp_prefix_sum(lane_id() < WARPS ? sums[lane_id()] : 0);
-    total = __shfl_sync(ALL_LANES, of_warps, 31);
-    u32 before = __shfl_sync(ALL_LANES, of_warps, max(int(warp_id()) - 1, 0));
-    return inclusive - x + (warp_id() == 0 ? 0 : before);
-}
-
 // Index of the decode row that unit `unit` belongs to.
 DEVICE u32 find_row(const uint4* rows, u32 num_rows, u32 unit) {
     u32 low = 0, high = num_rows;
@@ -72,9 +59,9 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
         u32 query_tiles = prefill ? ceil_div(queries * p.group, p.prefill_tile) : 0;
 
         u32 rows_here, units_here, tiles_here;
-        u32 index = num_decode_rows + block_prefix_sum(decode, rows_here);
-        u32 unit = num_units + block_prefix_sum(tiles * p.head_groups, units_here);
-        u32 place = num_prefill_tiles + block_prefix_sum(query_tiles, tiles_here);
+        u32 index = num_decode_rows + block_prefix_sum<WARPS>(decode, rows_here);
+        u32 unit = num_units + block_prefix_sum<WARPS>(tiles * p.head_groups, units_here);
+        u32 place = num_prefill_tiles + block_prefix_sum<WARPS>(query_tiles, tiles_here);
         if (query_tiles > 0) atomicMax(&longest_prefill, context);
         if (decode) {
             decode_rows[index] = make_uint4(row, unit, tiles, first_tile);

@@ -81,7 +81,9 @@ impl HopperGemms {
         if let MatrixPlace::Fp8 { .. } = product.weight {
             for which in [Scratch::First, Scratch::Second] {
                 stream.split_rows((product.num_rows, product.k), which)?;
-                stream.split_rows((product.num_rows, product.n), which)?;
+                if !is_sums(product) {
+                    stream.split_rows((product.num_rows, product.n), which)?;
+                }
             }
             self.split()?;
         }

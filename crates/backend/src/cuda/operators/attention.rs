@@ -59,6 +59,13 @@ struct State {
     rotated: HashMap<CUdeviceptr, u64>,
 }
 
+impl State {
+    /// The step that was last enqueued with a batch, by the address of its context lengths.
+    fn step_of(&self, batch: CUdeviceptr) -> u64 {
+        self.steps.get(&batch).copied().unwrap_or(0)
+    }
+}
+
 struct Kernels {
     decode: Loaded<DecodeAttention>,
     prefill: Prefill,
@@ -121,7 +128,7 @@ impl AttentionPlans {
     pub(super) fn rotates_first(&self, batch: &DeviceBatch<CudaBackend>) -> bool {
         let batch = batch.context_lens.address();
         let mut state = self.lock();
-        let step = state.steps.get(&batch).copied().unwrap_or(0);
+        let step = state.step_of(batch);
         state.rotated.insert(batch, step) != Some(step)
     }
 
@@ -212,7 +219,7 @@ impl AttentionPlans {
     /// Whether the plan has yet to be computed for the current step; it counts as done then.
     fn is_due(&self, key: &PlanKey) -> bool {
         let mut state = self.lock();
-        let step = state.steps.get(&key.batch).copied().unwrap_or(0);
+        let step = state.step_of(key.batch);
         state.planned.insert(*key, step) != Some(step)
     }
 
