@@ -57,11 +57,15 @@ impl ModelFiles {
         Ok(Self { config, weights, folder: Some(folder.into()) })
     }
 
-    /// Has the linear layers' weights, or those of `all` products, the output matrix's too, rounded
-    /// to fp8 when they are loaded; unless they are stored so: then all stay as they are.
+    /// Has the linear layers' weights rounded to fp8 when they are loaded, unless the files hold
+    /// them so; or those of `all` products, the output matrix's too, that are not stored so.
     pub fn round_to_fp8(&mut self, all: bool) {
-        let how = if all { Fp8Weights::AllAtLoad } else { Fp8Weights::AtLoad };
-        self.config.fp8_weights.get_or_insert(how);
+        let fp8_weights = &mut self.config.fp8_weights;
+        if all {
+            *fp8_weights = Some(Fp8Weights::AllAtLoad);
+        } else {
+            fp8_weights.get_or_insert(Fp8Weights::AtLoad);
+        }
     }
 
     /// The GGUF file, if it is one: its metadata describes the tokenizer.

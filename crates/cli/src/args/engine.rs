@@ -80,7 +80,7 @@ pub(crate) struct EngineArgs {
 
     /// Round the linear layers' weights when they are loaded, or also the output matrix's: fp8 has
     /// half the bytes of bf16, one scale for each row, and leaves embeddings as they are. Models
-    /// that are stored in fp8 need no flag
+    /// whose layers are stored in fp8 need no flag for these
     #[arg(long, short = 'q', value_enum, value_name = "METHOD")]
     pub(crate) quantization: Option<Quantization>,
 
