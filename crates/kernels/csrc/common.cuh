@@ -121,14 +121,14 @@ template <typename T> DEVICE T warp_prefix_sum(T x) {
     return x;
 }
 
-// Sum over the threads of a block of WARPS warps before this one; `total` is over all.
-template <u32 WARPS> DEVICE u32 block_prefix_sum(u32 x, u32& total) {
-    __shared__ u32 sums[WARPS];
+// Sum over the threads of a block of NUM_WARPS warps before this one; `total` is over all.
+template <u32 NUM_WARPS> DEVICE u32 block_prefix_sum(u32 x, u32& total) {
+    __shared__ u32 sums[NUM_WARPS];
     u32 inclusive = warp_prefix_sum(x);
     __syncthreads(); // The last call's sums have been read.
     if (lane_id() == 31) sums[warp_id()] = inclusive;
     __syncthreads();
-    u32 of_warps = warp_prefix_sum(lane_id() < WARPS ? sums[lane_id()] : 0);
+    u32 of_warps = warp_prefix_sum(lane_id() < NUM_WARPS ? sums[lane_id()] : 0);
     total = __shfl_sync(ALL_LANES, of_warps, 31);
     u32 before = __shfl_sync(ALL_LANES, of_warps, max(int(warp_id()) - 1, 0));
     return inclusive - x + (warp_id() == 0 ? 0 : before);
