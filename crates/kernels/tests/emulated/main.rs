@@ -1,0 +1,34 @@
+//! Kernels that run without a GPU: the sources of `csrc/`, compiled by the host's C++ compiler and
+//! launched on host memory, compared with what arithmetic gives.
+//!
+//! A test makes a specialisation [`Emulated`](emulator::Emulated) and launches it with what a
+//! backend would pass, but for addresses, which are of [`Memory`](memory::Memory):
+//!
+//! ```text
+//! let Some(kernel) = Emulated::new(AddBias, Arch::SM_80) else { return };   no compiler: skipped
+//! let mut x = Memory::new(&[1.0_f32, 2.0]);
+//! let params = AddBiasParams { x: x.address(), .. };
+//! unsafe { kernel.launch(&params, Order::Shuffled(1)) };                     panics where it fails
+//! assert_eq!(x.as_slice(), [..]);                                            and fences are whole
+//! ```
+//!
+//! [`attention`] has a step's inputs over a paged [`kv`] cache, its plan, and attention in f64.
+//! `cuda/` is the emulator: CUDA's language, blocks of fibers, warps and the instructions that
+//! kernels write as PTX ([`translate`] makes calls of them). What it finds, beside wrong results:
+//! threads that wait for ever or meet at different places, shared memory that is read unwritten
+//! (no number) or beyond its end, copies that nobody waited for, addresses that are not aligned,
+//! and results that depend on the order of blocks and threads.
+//!
+//! Out of scope is what only Hopper has: wgmma, TMA, mbarriers and clusters, so `hopper_gemm.cu`,
+//! `prefill_hopper.cu` and `flat_gemm.cu`; and time: fences of memory do nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod attention;
+mod checks;
+mod decode;
+mod emulator;
+mod kv;
+mod memory;
+mod prefill;
+mod translate;
