@@ -79,15 +79,8 @@ impl Step {
         for i in (1..ids.len()).rev() {
             ids.swap(i, dice.below(i as u32 + 1) as usize);
         }
-        let starts = |count: &dyn Fn(&Row) -> u32| {
-            let ends = rows.iter().scan(0, |end, row| {
-                *end += count(row);
-                Some(*end)
-            });
-            std::iter::once(0).chain(ends).collect::<Vec<u32>>()
-        };
-        let block_starts = starts(&num_blocks);
-        let row_starts = starts(&|row| row.queries);
+        let block_starts = starts(rows, num_blocks);
+        let row_starts = starts(rows, |row| row.queries);
         let mut keys = Cache::new(cache, num_kv_heads, all + 1);
         let mut values = Cache::new(cache, num_kv_heads, all + 1);
         for (row, start) in rows.iter().zip(&block_starts) {
@@ -227,28 +220,60 @@ impl Division {
     }
 }
 
-/// The plan as the kernel makes it; `None` where there is no C++ compiler.
-pub(crate) fn plan(step: &mut Step, division: Division, order: Order) -> Option<Memory<u32>> {
+/// The step's plan as the kernel makes it; `None` where there is no C++ compiler.
+pub(crate) fn plan(step: &Step, division: Division, order: Order) -> Option<Memory<u32>> {
+    let Layer { window, .. } = step.layer;
+    let heads =
+        PlannedHeads { head_groups: step.layer.head_groups(), group: step.layer.group(), window };
+    plan_rows(&step.rows, heads, division, order)
+}
+
+/// What a plan needs to know of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedHeads {
+    pub(crate) head_groups: u32,
+    pub(crate) group: u32,
+    pub(crate) window: u32,
+}
+
+/// As [`plan`], of rows alone.
+pub(crate) fn plan_rows(
+    rows: &[Row],
+    heads: PlannedHeads,
+    division: Division,
+    order: Order,
+) -> Option<Memory<u32>> {
     let kernel = Emulated::new(PlanAttention, Arch::SM_80)?;
+    let mut context_lens = Memory::new(&rows.iter().map(|row| row.context).collect::<Vec<_>>());
+    let mut row_starts = Memory::new(&starts(rows, |row| row.queries));
     let mut plan = Memory::unwritten(division.layout.num_words());
     let params = PlanAttentionParams {
-        context_lens: step.context_lens.address(),
-        row_starts: step.row_starts.address(),
+        context_lens: context_lens.address(),
+        row_starts: row_starts.address(),
         plan: plan.address(),
-        num_rows: step.rows.len() as u32,
+        num_rows: rows.len() as u32,
         max_rows: division.layout.max_rows,
         num_ctas: division.layout.num_ctas,
         max_prefill_tiles: division.layout.max_prefill_tiles,
-        head_groups: step.layer.head_groups(),
-        group: step.layer.group(),
+        head_groups: heads.head_groups,
+        group: heads.group,
         prefill_tile: division.prefill_tile,
-        window: step.layer.window,
+        window: heads.window,
         one_kernel: u32::from(division.one_kernel),
         reserved: 0,
     };
-    // SAFETY: all memory is as large as its doc says, and the step is ours alone.
+    // SAFETY: all memory is as large as its doc says, and ours alone.
     unsafe { kernel.launch(&params, order) };
     Some(plan)
+}
+
+/// Where each row's part of something begins, and the last one's end.
+fn starts(rows: &[Row], count: impl Fn(&Row) -> u32) -> Vec<u32> {
+    let ends = rows.iter().scan(0, |end, row| {
+        *end += count(row);
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
 }
 
 /// Nothing, where a kernel takes an optional address.

@@ -33,7 +33,8 @@ fn decode(step: &mut Step, softmax: Softmax, gpu: &Gpu, order: Order) -> Option<
     let kernel = DecodeAttention::new(gpu, step.layer.cache, softmax).unwrap();
     let kernel = Emulated::new(kernel, gpu.arch)?;
     let num_ctas = kernel.kernel.num_ctas();
-    let mut plan = plan(step, Division::of(step, num_ctas, 64), order)?;
+    let division = Division::of(step, num_ctas, 64);
+    let mut plan = plan(step, division, order)?;
     let Layer { num_heads, num_kv_heads, window, .. } = step.layer;
     let num_rows = step.rows.len() as u32;
     let mut partials = Memory::<f32>::unwritten(kernel.kernel.partial_floats());

@@ -7,7 +7,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::Command,
-    sync::{LazyLock, Mutex, OnceLock, PoisonError},
+    sync::{LazyLock, Mutex, Once, OnceLock, PoisonError},
 };
 
 use inflight_kernels::{Arch, Kernel, KernelSpec};
@@ -187,17 +187,12 @@ fn text(spec: &KernelSpec, arch: Arch) -> String {
 }
 
 fn compile(compiler: &str, spec: &KernelSpec, text: &str, library: &Path) {
-    let headers = library.parent().expect("a file in a folder");
-    fs::create_dir_all(headers).unwrap();
-    // Another process may do the same: files appear whole.
-    let place = |name: &Path, text: &str| {
-        let new = unfinished(name);
-        fs::write(&new, text).unwrap();
-        fs::rename(new, name).unwrap();
-    };
-    for (name, text) in HEADERS {
-        place(&headers.join(name), text);
-    }
+    static HEADERS_ARE_THERE: Once = Once::new();
+    HEADERS_ARE_THERE.call_once(|| {
+        for (name, text) in HEADERS {
+            place(&library.with_file_name(name), text);
+        }
+    });
     let source = library.with_extension("cpp");
     place(&source, text);
     let new = unfinished(library);
@@ -210,6 +205,14 @@ fn compile(compiler: &str, spec: &KernelSpec, text: &str, library: &Path) {
         String::from_utf8_lossy(&output.stderr)
     );
     fs::rename(new, library).unwrap();
+}
+
+/// Another process may do the same: files appear whole.
+fn place(file: &Path, text: &str) {
+    fs::create_dir_all(file.parent().expect("a file in a folder")).unwrap();
+    let new = unfinished(file);
+    fs::write(&new, text).unwrap();
+    fs::rename(new, file).unwrap();
 }
 
 fn unfinished(file: &Path) -> PathBuf {

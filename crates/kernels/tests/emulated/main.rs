@@ -30,5 +30,6 @@ mod decode;
 mod emulator;
 mod kv;
 mod memory;
+mod plan;
 mod prefill;
 mod translate;

@@ -83,7 +83,7 @@ struct Meeting {
         expected = size = count;
         first = threads + first_thread;
         arrived = 0;
-        memset(operands, 0, sizeof operands);
+        memset(operands, 0, count * sizeof *operands);
     }
 
     void end() {
@@ -220,15 +220,13 @@ static void make_fibers() {
 static void say_who_waits() {
     int length = snprintf(failure, sizeof failure, "block (%u, %u, %u) waits for ever:", blockIdx.x,
                           blockIdx.y, blockIdx.z);
+    const char* before = "";
     for (unsigned i = 0; i < num_threads && length < int(sizeof failure) - 100; i++) {
-        const Thread& thread = threads[i];
-        const char* where = thread.state == ENDED ? "its end" : thread.waits_at;
-        const char* before = i == 0                            ? ""
-                             : threads[i - 1].state == ENDED ? "its end"
-                                                             : threads[i - 1].waits_at;
+        const char* where = threads[i].state == ENDED ? "its end" : threads[i].waits_at;
         if (strcmp(where, before) == 0) continue;
         length += snprintf(failure + length, sizeof failure - length,
                            " thread %u and what follows at %s;", i, where);
+        before = where;
     }
     has_failed = true;
 }

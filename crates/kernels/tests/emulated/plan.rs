@@ -1,18 +1,15 @@
-//! The plan of attention: the device's algorithm, modelled on the host, covers all work just once.
-//!
-//! The model follows `csrc/plan_attention.cu` and `csrc/decode_attention.cu` line by line; the
-//! backend's checks compare the device's plan with what it must add up to.
+//! `plan_attention.cu`: what the kernel plans is what a model of it says, and covers all work just
+//! once. Where there is no C++ compiler the model alone is held to that.
 
 use inflight_kernels::ops::plan_attention::{MANY_PIECES, MIN_UNITS, PlanLayout, TILE_LEN};
 use proptest::prelude::*;
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Row {
-    context: u32,
-    queries: u32,
-}
+use crate::{
+    attention::{Division, PlannedHeads, Row, plan_rows},
+    emulator::Order,
+};
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct DecodeRow {
     row: usize,
     unit: u32,
@@ -20,12 +17,15 @@ struct DecodeRow {
     first_tile: u32,
 }
 
+/// As `PlanLayout` describes it.
+#[derive(Debug, PartialEq)]
 struct Plan {
     share: u32,
     units: u32,
     rows: Vec<DecodeRow>,
     cta_rows: Vec<Option<usize>>,
     prefill_tiles: Vec<(usize, u32)>,
+    longest_prefill: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,19 +35,73 @@ struct Shape {
     group: u32,
     prefill_tile: u32,
     window: u32,
+    one_kernel: bool,
 }
 
+/// The kernel's plan, which the model must foresee.
 fn plan(rows: &[Row], shape: Shape) -> Plan {
-    let mut plan =
-        Plan { share: 0, units: 0, rows: vec![], cta_rows: vec![], prefill_tiles: vec![] };
+    let expected = model(rows, shape);
+    if let Some(found) = emulated(rows, shape) {
+        assert_eq!(found, expected, "{rows:?}, {shape:?}");
+    }
+    expected
+}
+
+fn emulated(rows: &[Row], shape: Shape) -> Option<Plan> {
+    let num_rows = rows.len() as u32;
+    let num_tokens = rows.iter().map(|row| row.queries).sum();
+    let Shape { num_ctas, head_groups, group, prefill_tile, window, one_kernel } = shape;
+    let layout = PlanLayout {
+        max_rows: num_rows + 3,
+        num_ctas,
+        max_prefill_tiles: PlanLayout::prefill_tiles(num_tokens, num_rows, group, prefill_tile),
+    };
+    let heads = PlannedHeads { head_groups, group, window };
+    let division = Division { layout, prefill_tile, one_kernel };
+    let words = plan_rows(rows, heads, division, Order::Shuffled(num_rows))?;
+    let (header, rest) = words.as_slice().split_at(8);
+    let (decode_rows, rest) = rest.split_at(4 * layout.max_rows as usize);
+    let (cta_rows, prefill_tiles) = rest.split_at(num_ctas.next_multiple_of(2) as usize);
+    let index = |word: u32| (word != u32::MAX).then_some(word as usize);
+    let decode_row = |words: &[u32]| DecodeRow {
+        row: words[0] as usize,
+        unit: words[1],
+        tiles: words[2],
+        first_tile: words[3],
+    };
+    Some(Plan {
+        share: header[0],
+        units: header[1],
+        rows: decode_rows.chunks(4).take(header[2] as usize).map(decode_row).collect(),
+        cta_rows: cta_rows[..num_ctas as usize].iter().map(|word| index(*word)).collect(),
+        prefill_tiles: prefill_tiles
+            .chunks(2)
+            .take(header[3] as usize)
+            .map(|words| (words[0] as usize, words[1]))
+            .collect(),
+        longest_prefill: header[4],
+    })
+}
+
+/// The same by other means: rows one after the other.
+fn model(rows: &[Row], shape: Shape) -> Plan {
+    let mut plan = Plan {
+        share: 0,
+        units: 0,
+        rows: vec![],
+        cta_rows: vec![],
+        prefill_tiles: vec![],
+        longest_prefill: 0,
+    };
     for (row, Row { context, queries }) in rows.iter().copied().enumerate() {
-        if queries == 1 && context > 0 {
+        if queries == 1 && context > 0 && !shape.one_kernel {
             let first_tile =
                 if context > shape.window { (context - shape.window) / TILE_LEN } else { 0 };
             let tiles = context.div_ceil(TILE_LEN) - first_tile;
             plan.rows.push(DecodeRow { row, unit: plan.units, tiles, first_tile });
             plan.units += tiles * shape.head_groups;
-        } else if queries > 1 {
+        } else if context > 0 {
+            plan.longest_prefill = plan.longest_prefill.max(context);
             let tiles = (queries * shape.group).div_ceil(shape.prefill_tile);
             let firsts = (0..tiles).rev().map(|tile| (row, tile * shape.prefill_tile));
             plan.prefill_tiles.extend(firsts);
@@ -144,13 +198,19 @@ fn check(rows: &[Row], shape: Shape) {
     assert!(most <= allowed, "{most} units in one block, {ideal} would do");
 }
 
+/// What is not a decode row is cut into tiles of query rows.
 fn check_prefill(rows: &[Row], shape: Shape) {
     let plan = plan(rows, shape);
     let num_tokens = rows.iter().map(|row| row.queries).sum();
     let bound =
         PlanLayout::prefill_tiles(num_tokens, rows.len() as u32, shape.group, shape.prefill_tile);
     assert!(plan.prefill_tiles.len() <= bound as usize, "{} tiles", plan.prefill_tiles.len());
-    for (row, Row { queries, .. }) in rows.iter().enumerate().filter(|(_, row)| row.queries > 1) {
+    let least = if shape.one_kernel { 1 } else { 2 };
+    for (row, Row { context, queries }) in rows.iter().copied().enumerate() {
+        if context == 0 || queries < least {
+            assert!(plan.prefill_tiles.iter().all(|tile| tile.0 != row), "row {row}");
+            continue;
+        }
         let mut firsts: Vec<u32> =
             plan.prefill_tiles.iter().filter(|tile| tile.0 == row).map(|tile| tile.1).collect();
         firsts.reverse();
@@ -170,13 +230,16 @@ fn rows() -> impl Strategy<Value = Vec<Row>> {
 
 fn shapes() -> impl Strategy<Value = Shape> {
     let window = prop_oneof![Just(u32::MAX), 1_u32..5000];
-    (1_u32..300, 1_u32..20, 1_u32..9, prop::sample::select(vec![64, 128]), window).prop_map(
-        |(num_ctas, head_groups, group, prefill_tile, window)| Shape {
+    let tile = prop::sample::select(vec![64, 128]);
+    let one_kernel = prop::bool::weighted(0.2);
+    (1_u32..300, 1_u32..20, 1_u32..9, tile, window, one_kernel).prop_map(
+        |(num_ctas, head_groups, group, prefill_tile, window, one_kernel)| Shape {
             num_ctas,
             head_groups,
             group,
             prefill_tile,
             window,
+            one_kernel,
         },
     )
 }
@@ -191,10 +254,18 @@ proptest! {
     }
 }
 
+const REFERENCE: Shape = Shape {
+    num_ctas: 264,
+    head_groups: 8,
+    group: 4,
+    prefill_tile: 128,
+    window: u32::MAX,
+    one_kernel: false,
+};
+
 #[test]
 fn the_shapes_of_the_reference_experiment() {
-    let shape =
-        Shape { num_ctas: 264, head_groups: 8, group: 4, prefill_tile: 128, window: u32::MAX };
+    let shape = REFERENCE;
     let rows = vec![Row { context: 4096, queries: 1 }; 32];
     check(&rows, shape);
     let even = plan(&rows, shape);
@@ -214,13 +285,27 @@ fn the_shapes_of_the_reference_experiment() {
 
 #[test]
 fn windows_leave_out_what_nobody_sees() {
-    let shape = Shape { num_ctas: 8, head_groups: 1, group: 1, prefill_tile: 64, window: 100 };
+    let shape = Shape { num_ctas: 8, head_groups: 1, group: 1, window: 100, ..REFERENCE };
     let tiles = |context| {
         let plan = plan(&[Row { context, queries: 1 }], shape);
         (plan.rows[0].first_tile, plan.rows[0].tiles)
     };
     // Positions 28 to 127, 29 to 128, 156 to 255, 157 to 256.
     assert_eq!([128, 129, 256, 257].map(tiles), [(0, 2), (0, 3), (2, 2), (2, 3)]);
+}
+
+/// The kernel takes a thousand rows at a time.
+#[test]
+fn more_rows_than_threads() {
+    let row = |i: u32| match i % 7 {
+        0 => Row { context: 0, queries: 1 },
+        1 => Row { context: 100 + i, queries: 3 + i % 50 },
+        _ => Row { context: 1 + i * 37 % 900, queries: 1 },
+    };
+    let rows: Vec<Row> = (0..2500).map(row).collect();
+    check(&rows, REFERENCE);
+    check_prefill(&rows, REFERENCE);
+    check_prefill(&rows, Shape { one_kernel: true, ..REFERENCE });
 }
 
 #[test]
