@@ -7,7 +7,7 @@ mod support;
 use inflight_backend::{Activation, KvDtype};
 use inflight_model::{Architecture, GgufFile, LayerGroups, ModelConfig, ModelError, RopeScaling};
 use serde_json::{Value, json};
-use support::{GgufBytes, TempFolder, assert_holds, message};
+use support::{GgufBytes, TempFolder, array, assert_holds, code, message};
 
 fn read(config: &Value) -> Result<ModelConfig, ModelError> {
     ModelConfig::from_json("x/config.json", &config.to_string())
@@ -408,6 +408,28 @@ fn gguf_families() {
     assert_eq!((gemma3.style.embedding_scale, gemma3.attention_scale()), (8.0, 32f32.powf(-0.5)));
 }
 
+/// llama.cpp (`load_swa_pattern`) takes a number, or a flag for each layer.
+#[test]
+fn windows_of_gemma3_in_gguf() {
+    const KEY: &str = "gemma3.attention.sliding_window_pattern";
+    let file = || gguf("gemma3", true).u32("gemma3.attention.sliding_window", 512);
+    let flags = |flags: &[u8]| {
+        let flags: Vec<Vec<u8>> = flags.iter().map(|flag| vec![*flag]).collect();
+        file().meta(KEY, code::ARRAY, array(code::BOOL, &flags))
+    };
+    let windows = |file: &GgufBytes| read_gguf(file).unwrap().layer_windows;
+    assert_eq!(windows(&file()), [Some(512); 2]);
+    assert_eq!(windows(&file().u32(KEY, 1)), [None; 2]);
+    assert_eq!(windows(&flags(&[0, 1])), [None, Some(512)]);
+    assert_holds(&message(read_gguf(&flags(&[0, 1, 1]))), &[KEY, "3 layers, there are 2"]);
+    let numbers = [1u32, 0].map(|number| number.to_le_bytes().to_vec());
+    let numbers = file().meta(KEY, code::ARRAY, array(code::U32, &numbers));
+    assert_holds(&message(read_gguf(&numbers)), &[KEY, "true or false"]);
+    let capped = |cap| file().f32("gemma3.final_logit_softcapping", cap);
+    assert_holds(&message(read_gguf(&capped(30.0))), &["final_logit_softcapping", "supported"]);
+    assert_eq!(windows(&capped(0.0)), [Some(512); 2]);
+}
+
 #[test]
 fn gguf_ropes() {
     let rope = |file: GgufBytes| read_gguf(&file).unwrap().rope;
@@ -417,6 +439,11 @@ fn gguf_ropes() {
     assert_eq!(linear.scaling, RopeScaling::Linear { factor: 4.0 });
     let old = rope(llama().f32("llama.rope.scale_linear", 2.0));
     assert_eq!(old.scaling, RopeScaling::Linear { factor: 2.0 });
+    // llama.cpp: linear without a type, whatever the factor with type `none`.
+    let untyped = rope(llama().f32("llama.rope.scaling.factor", 4.0));
+    assert_eq!(untyped.scaling, RopeScaling::Linear { factor: 4.0 });
+    let none = llama().text("llama.rope.scaling.type", "none");
+    assert_eq!(rope(none.f32("llama.rope.scaling.factor", 4.0)).scaling, RopeScaling::Default);
     let partial = rope(llama().u32("llama.rope.dimension_count", 8));
     assert_eq!(partial.rotary_dim, 8);
 

@@ -15,7 +15,7 @@ use inflight_model::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use support::{TempFolder, plain_backend::PlainBackend};
+use support::{TempFolder, gemma3_gguf::gemma3_gguf, plain_backend::PlainBackend};
 
 /// Of the largest |logit|: what the order of f32 sums can change, many times over.
 const TOLERANCE: f32 = 1e-3;
@@ -114,6 +114,16 @@ families! {
     fp8_channel: "fp8_channel", "fp8_channel";
     fp8_tensor: "fp8_tensor", "fp8_tensor";
     fp8_block: "fp8_block", "fp8_block";
+}
+
+/// The same weights in a file as llama.cpp's converter writes it. llama.cpp itself was asked once:
+/// its logits for this file are within the tolerance, too.
+#[test]
+fn gemma3_in_a_gguf_file() {
+    let folder = TempFolder::new();
+    let path = folder.write("gemma3.gguf", gemma3_gguf(&fixture("gemma3")).build());
+    check(&PlainBackend, "gemma3", &path);
+    check(&cpu(), "gemma3", &path);
 }
 
 /// A folder of more than a language model, as Gemma 3's with a vision tower: the same logits.

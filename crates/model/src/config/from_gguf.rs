@@ -86,13 +86,13 @@ fn gemma3(
     rope: &RopeConfig,
     window: Option<usize>,
 ) -> Result<(Vec<Option<usize>>, LayerStyle), ModelError> {
+    const SOFTCAPPING: &str = "final_logit_softcapping";
+    if keys.optional(SOFTCAPPING, GgufValue::as_f64)?.unwrap_or(0.0) != 0.0 {
+        return Err(keys.error(SOFTCAPPING, "is not supported"));
+    }
     let num_layers = keys.size("block_count", limits::MAX_LAYERS)?;
     let hidden_size = keys.size("embedding_length", limits::MAX_HIDDEN)?;
     let num_heads = keys.size("attention.head_count", limits::MAX_HEADS)?;
-    let pattern = match keys.optional("attention.sliding_window_pattern", Some)? {
-        Some(GgufValue::Array(_)) | None => GEMMA3_PATTERN,
-        Some(_) => keys.size("attention.sliding_window_pattern", limits::MAX_LAYERS)?,
-    };
     let theta = keys.positive("rope.freq_base_swa")?.unwrap_or(DEFAULT_THETA);
     limits::theta(keys.file.path(), &keys.name("rope.freq_base_swa"), theta)?;
     let scaled_by_hidden = num_layers == 62;
@@ -105,7 +105,32 @@ fn gemma3(
         norms_less_one: true,
         local_rope: Some(RopeConfig { theta, scaling: RopeScaling::Default, ..rope.clone() }),
     };
-    Ok((by_pattern(num_layers, pattern, window), style))
+    Ok((gemma3_windows(keys, num_layers, window)?, style))
+}
+
+/// Which layers have the window: told for each, or by every how manyth has none.
+fn gemma3_windows(
+    keys: &Keys<'_>,
+    num_layers: usize,
+    window: Option<usize>,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let pattern = match keys.optional(PATTERN, Some)? {
+        None => GEMMA3_PATTERN,
+        Some(GgufValue::Array(layers)) if layers.len() == num_layers => {
+            let windows = layers.iter().map(|has_window| match has_window {
+                GgufValue::Bool(has_window) => Ok(window.filter(|_| *has_window)),
+                _ => Err(keys.error(PATTERN, "must hold true or false for each layer")),
+            });
+            return windows.collect();
+        }
+        Some(GgufValue::Array(layers)) => {
+            let reason = format!("tells of {} layers, there are {num_layers}", layers.len());
+            return Err(keys.error(PATTERN, reason));
+        }
+        Some(_) => keys.size(PATTERN, limits::MAX_LAYERS)?,
+    };
+    Ok(by_pattern(num_layers, pattern, window))
 }
 
 fn architecture_name(file: &GgufFile) -> Result<&str, ModelError> {
@@ -163,17 +188,20 @@ fn rope(keys: &Keys<'_>, head_dim: usize, max_position: usize) -> Result<RopeCon
 }
 
 fn scaling(keys: &Keys<'_>, max_position: usize) -> Result<RopeScaling, ModelError> {
-    let kind = keys.optional("rope.scaling.type", GgufValue::as_str)?;
-    // Files from before the key `rope.scaling.type` scale linearly if at all.
-    let linear = keys.positive("rope.scale_linear")?.filter(|factor| *factor != 1.0);
-    match (kind, linear) {
-        (None | Some("none"), None) => Ok(RopeScaling::Default),
-        (None | Some("none"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
-        (Some("linear"), _) => {
+    match keys.optional("rope.scaling.type", GgufValue::as_str)? {
+        // Files without a type scale linearly if at all, older ones by a key of another name.
+        None => {
+            let factor = keys.positive("rope.scaling.factor")?;
+            let factor = factor.map_or_else(|| keys.positive("rope.scale_linear"), |f| Ok(Some(f)));
+            let factor = factor?.filter(|factor| *factor != 1.0);
+            Ok(factor.map_or(RopeScaling::Default, |factor| RopeScaling::Linear { factor }))
+        }
+        Some("none") => Ok(RopeScaling::Default),
+        Some("linear") => {
             Ok(RopeScaling::Linear { factor: keys.required_positive("rope.scaling.factor")? })
         }
-        (Some("yarn"), _) => yarn(keys, max_position),
-        (Some(other), _) => {
+        Some("yarn") => yarn(keys, max_position),
+        Some(other) => {
             let reason = format!("{other} is not supported; none, linear and yarn are");
             Err(keys.error("rope.scaling.type", reason))
         }

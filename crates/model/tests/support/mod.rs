@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate and uses a part")]
 
+pub mod gemma3_gguf;
 pub mod plain_backend;
 
 use std::{
@@ -132,6 +133,15 @@ impl GgufBytes {
     pub fn zeros(mut self, name: &str, dims: &[u64]) -> Self {
         let offset = self.data.len().next_multiple_of(self.alignment);
         self.data.resize(offset + 4 * dims.iter().product::<u64>() as usize, 0);
+        self.entry(name, dims, 0, offset as u64)
+    }
+
+    /// An F32 tensor with its values; `dims` are innermost first.
+    pub fn f32s(mut self, name: &str, dims: &[u64], values: &[f32]) -> Self {
+        assert_eq!(dims.iter().product::<u64>(), values.len() as u64, "{name}");
+        let offset = self.data.len().next_multiple_of(self.alignment);
+        self.data.resize(offset, 0);
+        self.data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
         self.entry(name, dims, 0, offset as u64)
     }
 
