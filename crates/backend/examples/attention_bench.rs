@@ -79,6 +79,7 @@ impl<B: Backend> Bench<B> {
             max_blocks: 32 * (2048 / BLOCK_SIZE),
             max_bias: 0,
             num_more_groups: 0,
+            max_prefixes: 0,
         };
         let num_words = capacity.shape().num_words();
         let random = |name: &str, len, std| HostTensor {

@@ -226,6 +226,7 @@ impl<'a> Bench<'a> {
             max_blocks: step.num_blocks,
             max_bias: 0,
             num_more_groups: 0,
+            max_prefixes: 0,
         };
         let batch = &DeviceBatch::new(self.backend, capacity)?;
         let packed = self.backend.alloc_words("packed", step.num_words())?;

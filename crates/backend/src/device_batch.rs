@@ -22,6 +22,9 @@ pub struct DeviceBatch<B: Backend> {
     pub bias_values: B::Buffer,
     /// Of the layer groups behind the first.
     pub more_groups: Vec<GroupPlaces<B>>,
+    /// The numbers of prefixes and of their rows, then the section.
+    pub prefixes: B::Buffer,
+    pub prefix_rows: B::Buffer,
 }
 
 /// Where a layer group's keys and values are, of one step: what it has of its own in
@@ -63,6 +66,8 @@ impl<B: Backend> DeviceBatch<B> {
                     })
                 })
                 .collect::<Result<_, _>>()?,
+            prefixes: backend.alloc_words("prefixes", 2 + at.prefixes.len())?,
+            prefix_rows: backend.alloc_words("prefix_rows", at.prefix_rows.len().max(1))?,
         })
     }
 

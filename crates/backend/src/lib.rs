@@ -31,6 +31,7 @@ pub mod philox;
 pub mod quant;
 mod sampling_row;
 pub mod self_check;
+mod shared_prefixes;
 pub mod step;
 mod sync;
 mod tensor;
@@ -55,6 +56,7 @@ pub use mapped_file::MappedFile;
 pub use ops::{Activation, Backend};
 pub use quant::fp8::{Fp8Matrix, Fp8Scales};
 pub use sampling_row::SamplingRow;
+pub use shared_prefixes::{PrefixRule, RowTables, SharedPrefix, SharedPrefixes};
 pub use step::{
     GroupInputs, MAX_LAYER_GROUPS, OutputLayout, RowState, StepCapacity, StepInputs, StepShape,
 };

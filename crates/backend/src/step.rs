@@ -29,12 +29,19 @@
 //!   block_starts [num_rows + 1]
 //! ```
 //!
+//! Where the device is to be told of shared prefixes, they come last:
+//!
+//! ```text
+//! prefixes       [num_prefixes * 3]    tokens, first of its rows in `prefix_rows`, rows
+//! prefix_rows    [num_prefix_rows * 2] row, its prefix; one prefix's rows after the other's
+//! ```
+//!
 //! The first device operation of a step unpacks it to fixed addresses and replaces carried-over
 //! tokens, so that a captured graph never sees an offset.
 
 use std::ops::Range;
 
-use crate::SamplingRow;
+use crate::{PrefixRule, RowTables, SamplingRow, SharedPrefixes};
 
 /// Words of the `counts` section.
 const NUM_COUNTS: usize = 8;
@@ -53,6 +60,9 @@ pub struct StepShape {
     pub num_bias: usize,
     /// Layer groups behind the first.
     pub num_more_groups: usize,
+    /// Of [`SharedPrefixes`].
+    pub num_prefixes: usize,
+    pub num_prefix_rows: usize,
 }
 
 /// The most of everything that a step may have: sizes every buffer.
@@ -65,6 +75,8 @@ pub struct StepCapacity {
     pub max_bias: usize,
     /// Layer groups behind the first.
     pub num_more_groups: usize,
+    /// Of [`SharedPrefixes`]; 0: the device is not told of any.
+    pub max_prefixes: usize,
 }
 
 /// Where each section lies in the packed words.
@@ -86,6 +98,8 @@ pub struct StepLayout {
     pub bias_ids: Range<usize>,
     pub bias_values: Range<usize>,
     pub more_groups: Vec<GroupLayout>,
+    pub prefixes: Range<usize>,
+    pub prefix_rows: Range<usize>,
 }
 
 /// Where the sections of a layer group behind the first lie.
@@ -128,27 +142,31 @@ impl StepShape {
                     block_starts: section(self.num_rows + 1),
                 })
                 .collect(),
+            prefixes: section(self.num_prefixes * SharedPrefixes::WORDS),
+            prefix_rows: section(self.num_prefix_rows * SharedPrefixes::ROW_WORDS),
         }
     }
 
     /// As the words of the `counts` section.
     pub fn to_words(&self) -> [u32; NUM_COUNTS] {
         let count = |value: usize| u32::try_from(value).expect("a step's counts fit 32 bits");
-        let Self { num_tokens, num_rows, num_blocks, num_sampled, num_bias, num_more_groups } =
-            *self;
-        let counts = [num_tokens, num_rows, num_blocks, num_sampled, num_bias, num_more_groups];
-        let mut words = [0; NUM_COUNTS];
-        for (word, value) in words.iter_mut().zip(counts) {
-            *word = count(value);
-        }
-        words
+        [
+            count(self.num_tokens),
+            count(self.num_rows),
+            count(self.num_blocks),
+            count(self.num_sampled),
+            count(self.num_bias),
+            count(self.num_more_groups),
+            count(self.num_prefixes),
+            count(self.num_prefix_rows),
+        ]
     }
 
     /// Words of a step of this shape.
     pub fn num_words(&self) -> usize {
         let group = 2 * self.num_rows + 1 + self.num_tokens;
         let first = Self { num_more_groups: 0, ..*self };
-        first.layout().bias_values.end + self.num_more_groups * group
+        first.layout().prefix_rows.end + self.num_more_groups * group
     }
 }
 
@@ -162,6 +180,8 @@ impl StepCapacity {
             num_sampled: self.max_rows,
             num_bias: self.max_bias,
             num_more_groups: self.num_more_groups,
+            num_prefixes: self.max_prefixes,
+            num_prefix_rows: if self.max_prefixes == 0 { 0 } else { self.max_rows },
         }
     }
 }
@@ -212,6 +232,7 @@ pub struct StepInputs {
     pub bias: Vec<(u32, f32)>,
     /// Of the layer groups behind the first.
     pub more_groups: Vec<GroupInputs>,
+    pub prefixes: SharedPrefixes,
 }
 
 /// What a step knows of a layer group behind the first.
@@ -248,6 +269,7 @@ impl StepInputs {
         self.sample_indices.clear();
         self.sampling.clear();
         self.bias.clear();
+        self.prefixes.clear();
         for group in &mut self.more_groups {
             group.slot_mapping.clear();
             group.context_lens.clear();
@@ -267,7 +289,21 @@ impl StepInputs {
             num_sampled: self.sample_indices.len(),
             num_bias: self.bias.len(),
             num_more_groups: self.more_groups.len(),
+            num_prefixes: self.prefixes.prefixes().len(),
+            num_prefix_rows: self.prefixes.num_rows(),
         }
+    }
+
+    /// Finds what rows share, once all of them are there.
+    pub fn find_prefixes(&mut self, rule: PrefixRule, block_size: usize) {
+        let tables = RowTables {
+            row_starts: &self.row_starts,
+            context_lens: &self.context_lens,
+            block_starts: &self.block_starts,
+            blocks: &self.blocks,
+            block_size,
+        };
+        self.prefixes.find(tables, rule);
     }
 
     /// Writes everything into `words` and returns the shape.
@@ -310,6 +346,8 @@ impl StepInputs {
             *word = value.to_bits();
         }
         self.pack_more_groups(&at.more_groups, words);
+        let (words, prefix_rows) = words.split_at_mut(at.prefix_rows.start);
+        self.prefixes.pack(&mut words[at.prefixes], &mut prefix_rows[..at.prefix_rows.len()]);
         shape
     }
 }

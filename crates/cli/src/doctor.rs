@@ -117,7 +117,7 @@ fn check_all_operators(tally: &mut Tally, prefix: &str, checks: Vec<OperatorChec
 /// The other ways in which a GPU can compute attention, each a backend of its own.
 fn check_numerics(tally: &mut Tally, device: DeviceChoice) -> Result<()> {
     let default = Numerics::default();
-    heading("The KV cache's other types, the unified softmax, batch-invariant arithmetic");
+    heading("The KV cache's other types, and attention's: unified, batch-invariant, cascade");
     for (name, numerics) in [
         ("unified", Numerics { softmax: Softmax::Unified, ..default }),
         ("int8", Numerics { kv_dtype: KvDtype::Int8, ..default }),
@@ -129,6 +129,10 @@ fn check_numerics(tally: &mut Tally, device: DeviceChoice) -> Result<()> {
             Numerics { kv_dtype: KvDtype::Int4, softmax: Softmax::Unified, ..default },
         ),
         ("invariant", Numerics { batch_invariant: true, ..default }),
+        ("cascade", Numerics { cascade: true, ..default }),
+        ("cascade, fp8", Numerics { cascade: true, kv_dtype: KvDtype::Fp8, ..default }),
+        ("cascade, int8", Numerics { cascade: true, kv_dtype: KvDtype::Int8, ..default }),
+        ("cascade, int4", Numerics { cascade: true, kv_dtype: KvDtype::Int4, ..default }),
     ] {
         let gpu_use = GpuUse { numerics, ..GpuUse::default() };
         let Chosen::Cuda(backend) = choose(device, gpu_use)? else { continue };

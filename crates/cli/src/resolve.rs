@@ -11,7 +11,7 @@ use inflight_backend::{
 use inflight_engine::{EngineConfig, KvKeep, MemoryConfig};
 use inflight_model::{ModelConfig, kv_bytes_per_block};
 
-use crate::args::{DeviceWait, EngineArgs, KvChoice, SoftmaxChoice, WeightDtype};
+use crate::args::{CascadeChoice, DeviceWait, EngineArgs, KvChoice, SoftmaxChoice, WeightDtype};
 use crate::device::GpuUse;
 use crate::swap::{HostBytes, give_host_memory, resolve_host_bytes};
 
@@ -117,6 +117,7 @@ pub(crate) fn resolve_gpu_use(args: &EngineArgs) -> GpuUse {
                 Some(SoftmaxChoice::Online) | None => Softmax::Online,
             },
             batch_invariant: args.batch_invariant,
+            cascade: args.cascade_attention == Some(CascadeChoice::Auto),
         },
     }
 }
@@ -143,6 +144,7 @@ pub(crate) fn resolve_on_cpu(
         (args.enforce_eager, "--enforce-eager"),
         (args.device_wait.is_some(), "--device-wait"),
         (args.softmax.is_some(), "--softmax"),
+        (args.cascade_attention.is_some(), "--cascade-attention"),
     ] {
         ensure!(!is_given, "{flag} is for GPUs, but the CPU computes (see --device)");
     }
@@ -573,6 +575,7 @@ mod tests {
         check(resolved("--enforce-eager").err(), "--enforce-eager");
         check(resolved("--device-wait spin").err(), "--device-wait");
         check(resolved("--softmax unified").err(), "--softmax");
+        check(resolved("--cascade-attention auto").err(), "--cascade-attention");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The engine's frozen configuration.
 
-use inflight_backend::{Dtype, HistoryShape, OutputLayout, StepCapacity, late::late_words};
+use inflight_backend::{
+    Dtype, HistoryShape, OutputLayout, SharedPrefixes, StepCapacity, late::late_words,
+};
 use inflight_model::{LayerGroups, ModelConfig};
 use inflight_scheduler::{MemoryConfig, SchedulerConfig};
 
@@ -115,6 +117,7 @@ impl EngineConfig {
             max_blocks: 1,
             max_bias: max_rows,
             num_more_groups: 0,
+            max_prefixes: 0,
         }
     }
 
@@ -127,6 +130,7 @@ impl EngineConfig {
             max_blocks: self.max_num_seqs * blocks_per_sequence.min(self.num_blocks),
             max_bias: self.max_num_seqs * RequestLimits::MAX_LOGIT_BIAS,
             num_more_groups: terms.other_windows.as_slice().len(),
+            max_prefixes: SharedPrefixes::MAX,
         }
     }
 }

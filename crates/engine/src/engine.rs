@@ -15,8 +15,8 @@ use std::{
 };
 
 use inflight_backend::{
-    Backend, BackendError, HistoryInputs, LateWriter, OutputLayout, SamplingRow, StepInputs,
-    StepShape,
+    Backend, BackendError, HistoryInputs, LateWriter, OutputLayout, PrefixRule, SamplingRow,
+    StepInputs, StepShape,
 };
 use inflight_kv_cache::PrefixKey;
 use inflight_model::Decoder;
@@ -60,6 +60,8 @@ pub struct Engine<B: Backend> {
     /// Launched and not yet collected, oldest first: at most two.
     in_flight: VecDeque<InFlight>,
     inputs: StepInputs,
+    /// When the device is told of prefixes that rows share.
+    prefix_rule: Option<PrefixRule>,
     history: HistoryInputs,
     probes: ProbeInputs,
     outputs: OutputLayout,
@@ -133,7 +135,11 @@ impl<B: Backend> Engine<B> {
         let num_more_groups = decoder.groups().other_windows().len();
         let runner = ModelRunner::new(&backend, decoder, &config)?;
         let kv = runner.kv_blocks(&backend);
+        // Groups of layers keep different blocks of one context.
+        let prefix_rule = backend.prefix_rule(model.attention_shape(config.block_size));
+        let prefix_rule = prefix_rule.filter(|_| num_more_groups == 0);
         let mut engine = Self {
+            prefix_rule,
             mover: BlockMover::new(&backend, kv, config.memory.num_swap_blocks)?,
             costs: CostMeter::default(),
             files: None,
@@ -158,7 +164,8 @@ impl<B: Backend> Engine<B> {
         };
         engine.measure_moves()?;
         engine.stats.memory.begin(engine.mover.block_bytes(), engine.config.memory.num_swap_blocks);
-        engine.runner.plan_preparations(&engine.backend, &engine.io.ids());
+        let shares = engine.prefix_rule.is_some();
+        engine.runner.plan_preparations(&engine.backend, &engine.io.ids(), shares);
         engine.publish_stats();
         Ok((engine, handle))
     }
@@ -390,6 +397,9 @@ impl<B: Backend> Engine<B> {
         let Self { inputs, history, probes, .. } = self;
         let into = Staged { inputs, history, probes };
         let late = staging::stage(batch, &self.scheduler, &mut self.requests, into);
+        if let Some(rule) = self.prefix_rule {
+            self.inputs.find_prefixes(rule, self.config.block_size);
+        }
         let io = self.io.get_mut(id);
         if !self.probes.stretches.is_empty() {
             self.backend.write_host(&mut io.host_probes, |words| self.probes.inputs.pack(words));

@@ -30,8 +30,8 @@ pub(crate) struct ModelRunner<B: Backend> {
     capacity: StepCapacity,
     /// Rows of the outputs.
     output_rows: usize,
-    /// A graph knows its slot's buffers and the rows it is padded to.
-    graphs: HashMap<(IoSlotId, usize), Graph>,
+    /// A graph knows its slot's buffers, the rows it is padded to, and whether they share prefixes.
+    graphs: HashMap<(IoSlotId, usize, bool), Graph>,
     /// What to prepare while nobody asks for anything; the next one last.
     unprepared: Vec<(IoSlotId, Preparation)>,
     /// How the latest forward pass was launched, and whether that allocated memory: for traces.
@@ -93,17 +93,16 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Notes everything that [`ModelRunner::prepare_next`] will prepare: graphs of all steps that
-    /// have one, small ones first, then prefills of every order of size.
-    pub(crate) fn plan_preparations(&mut self, backend: &B, slots: &[IoSlotId; 2]) {
-        let StepCapacity { max_tokens, max_rows, .. } = self.capacity;
-        let mut all = Vec::new();
-        for num_rows in 1..=max_rows {
-            let step = StepShape { num_rows, num_sampled: num_rows, ..self.prefill(num_rows) };
-            let Some(padded) = backend.padded_shape(step, self.capacity) else { continue };
-            if padded.num_rows == num_rows || num_rows == max_rows {
-                all.extend(slots.map(|id| (id, Preparation::Graph(padded))));
-            }
-        }
+    /// have one, small ones first, then prefills of every order of size, then graphs of steps whose
+    /// rows share prefixes, if any are told to.
+    pub(crate) fn plan_preparations(&mut self, backend: &B, slots: &[IoSlotId; 2], shares: bool) {
+        let StepCapacity { max_tokens, .. } = self.capacity;
+        let graphs = |num_prefixes| {
+            let padded = self.padded_shapes(backend, num_prefixes);
+            let of_slots = |padded| slots.map(|id| (id, Preparation::Graph(padded)));
+            padded.into_iter().flat_map(of_slots)
+        };
+        let mut all: Vec<_> = graphs(0).collect();
         if all.is_empty() {
             return; // a device without graphs prepares nothing
         }
@@ -111,8 +110,23 @@ impl<B: Backend> ModelRunner<B> {
         for num_tokens in sizes.take_while(|size| *size < max_tokens).chain([max_tokens]) {
             all.push((slots[0], Preparation::Prefill(self.prefill(num_tokens))));
         }
+        if shares {
+            all.extend(graphs(1));
+        }
         all.reverse();
         self.unprepared = all;
+    }
+
+    /// The shapes that steps of one token a row are padded to.
+    fn padded_shapes(&self, backend: &B, num_prefixes: usize) -> Vec<StepShape> {
+        let max_rows = self.capacity.max_rows;
+        let padded = (1..=max_rows).filter_map(|num_rows| {
+            let rows = StepShape { num_rows, num_sampled: num_rows, ..self.prefill(num_rows) };
+            let step = StepShape { num_prefixes, num_prefix_rows: num_prefixes * num_rows, ..rows };
+            let padded = backend.padded_shape(step, self.capacity)?;
+            (padded.num_rows == num_rows || num_rows == max_rows).then_some(padded)
+        });
+        padded.collect()
     }
 
     /// Prepares one more shape of step, so that no request waits for it later. Whether there was
@@ -145,6 +159,8 @@ impl<B: Backend> ModelRunner<B> {
             num_blocks: max_blocks,
             num_bias: max_bias,
             num_more_groups,
+            num_prefixes: 0,
+            num_prefix_rows: 0,
         }
     }
 
@@ -192,7 +208,7 @@ impl<B: Backend> ModelRunner<B> {
         padded: StepShape,
         compute: &B::Stream,
     ) -> Result<&Graph, BackendError> {
-        let key = (slots.id, padded.num_rows);
+        let key = (slots.id, padded.num_rows, padded.num_prefixes > 0);
         if !self.graphs.contains_key(&key) {
             let graph = backend.capture(compute, &|| {
                 self.carry_over_and_forward(backend, slots, padded, compute)

@@ -28,12 +28,16 @@
 // whose scores lie anywhere within some 40 of it; a row that does not shows in its denominator, and
 // the block that would have written it computes it again ONLINE.
 //
+// CASCADE: rows may share prefixes, whose parts `prefix_attention.cu` has left by then. Their own
+// pieces begin behind the prefix, and the last one to arrive adds those parts as well.
+//
 // Source: swapped operands as in XQA of TensorRT-LLM; running softmax after Milakov and Gimelshein,
 // 2018; unified maximum after FlashDecoding++, 2023; merging parts in the last block to arrive as
 // in "Flash-Decoding", 2023.
 #include "common.cuh"
 #include "fp8_split.cuh"
 #include "kv_cache.cuh"
+#include "prefix_plan.cuh"
 
 constexpr u32 HALVES = SUBTILE / 16;
 constexpr u32 HEADS = 8;
@@ -52,6 +56,7 @@ constexpr u32 SUMS = HEAD_DIM * HEADS;
 constexpr bool ONE_BLOCK = BLOCK_SIZE % SUBTILE == 0;
 static_assert(HEAD_DIM % (SCALED ? 32 : 16) == 0 && WARPS % 2 == 0, "shapes");
 static_assert(!SPLIT || HEAD_DIM == SPLIT_COLS, "a warp has what shares a scale");
+static_assert(!CASCADE || (!UNIFIED && !SPLIT), "parts are relative to their greatest scores");
 static_assert(TILE_LEN % SUBTILE == 0 && (SUBTILE == 16 || SUBTILE == 32), "shapes");
 // A denominator outside of these says that weights were too small or too large for bf16.
 constexpr float LEAST_SUM = 0x1p-60f;
@@ -77,6 +82,11 @@ struct Params {
     const float* unified; // [num_heads], of this layer, in units of log 2; or null: all zero.
     u32* recomputed;      // Counts rows and head groups whose softmax was computed again.
     SplitRows split;      // `out` as codes besides, or null; of heads whose dims share a scale.
+    const uint4* prefix_spans; // Of the plan, as is the next.
+    const uint2* row_prefixes;
+    const float* prefix_parts;
+    u32 prefix_tile; // Query rows of a part.
+    u32 reserved;
     u32 num_rows;
     u32 max_rows;
     u32 num_heads;
@@ -726,14 +736,71 @@ DEVICE void combine(float& greatest, float& denominator, float other, float of_o
     greatest = both;
 }
 
-// Greatest scores and denominators of all pieces, left in `softmax[0]`.
-DEVICE void merge_softmax(const Params& p, u32 first_cta, u32 last_cta, Meeting& meeting) {
+// What a shared prefix came to for a row and head group: parts of it, each a row of some heads.
+struct PrefixParts {
+    const float* parts;
+    u32 slot;
+    u32 count;
+    u32 query_row; // The head group's first.
+    u32 query_rows;
+
+    static DEVICE PrefixParts of(const Params& p, const Piece& piece) {
+        PrefixParts parts;
+        parts.count = 0;
+#if CASCADE
+        uint2 row = p.row_prefixes[piece.row];
+        if (row.x == NONE) return parts;
+        u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
+        u32 kv_head = piece.head_group / chunks, rows = p.prefix_tile / group;
+        uint4 span = p.prefix_spans[row.x];
+        u32 strip = row.y / rows * p.num_kv_heads + kv_head, share = p.plan[PREFIX_SHARE];
+        u32 unit = span.x + strip * span.y, first_cta = unit / share;
+        parts.parts = p.prefix_parts;
+        parts.slot = span.z + strip + first_cta;
+        parts.count = (unit + span.y - 1) / share - first_cta + 1;
+        parts.query_row = row.y % rows * group + piece.head_group % chunks * HEADS;
+        parts.query_rows = p.prefix_tile;
+#endif
+        return parts;
+    }
+
+    DEVICE const float* softmax(u32 part, u32 head) const {
+        const float* slot_ = parts + prefix_slot_at(slot, part, query_rows);
+        return slot_ + query_rows * HEAD_DIM + 2 * (query_row + head);
+    }
+
+    DEVICE const float* sums(u32 part, u32 head) const {
+        const float* slot_ = parts + prefix_slot_at(slot, part, query_rows);
+        return slot_ + (query_row + head) * HEAD_DIM;
+    }
+};
+
+DEVICE bool has_prefix(const Params& p, const Piece& piece) {
+    return CASCADE && p.row_prefixes[piece.row].x != NONE;
+}
+
+// Real heads of a piece.
+DEVICE u32 heads_of(const Params& p, const Piece& piece) {
+    u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
+    return min(group - piece.head_group % chunks * HEADS, HEADS);
+}
+
+// Greatest scores and denominators of all pieces and parts, left in `softmax[0]`.
+DEVICE void merge_softmax(const Params& p, u32 first_cta, u32 last_cta, const PrefixParts& parts,
+                          u32 num_heads, Meeting& meeting) {
     u32 head = threadIdx.x % HEADS;
     float greatest = -INFINITE, denominator = 0.0f;
     for (u32 cta = first_cta + threadIdx.x / HEADS; cta <= last_cta; cta += THREADS / HEADS) {
         const float* from = slot_of(p, cta, first_cta) + SUMS + 2 * head;
         combine(greatest, denominator, load_fresh(from), load_fresh(from + 1));
     }
+#if CASCADE
+    for (u32 i = threadIdx.x / HEADS; i < parts.count; i += THREADS / HEADS) {
+        if (head >= num_heads) break;
+        const float* from = parts.softmax(i, head);
+        combine(greatest, denominator, load_fresh(from), load_fresh(from + 1));
+    }
+#endif
 #pragma unroll
     for (u32 offset = HEADS; offset < 32; offset <<= 1) {
         float other = __shfl_xor_sync(ALL_LANES, greatest, offset);
@@ -756,36 +823,32 @@ DEVICE void merge_softmax(const Params& p, u32 first_cta, u32 last_cta, Meeting&
     __syncthreads();
 }
 
-// Adds up all pieces of a row and head group in order; false, for all threads, if that is in vain.
-// A thread takes all heads of a dim; what pieces count for is worked out for some at a time.
-DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_cta,
-                  Meeting& meeting) {
-    constexpr u32 DIMS = (HEAD_DIM + THREADS - 1) / THREADS, AT_ONCE = THREADS / HEADS;
-    constexpr u32 UNDER_WAY = DIMS < 4 ? 4 / DIMS : 1; // Pieces whose reads are.
-    merge_softmax(p, first_cta, last_cta, meeting);
-    u32 head = threadIdx.x % HEADS;
-    float greatest = meeting.softmax[0][head][0], denominator = meeting.softmax[0][head][1];
-    if (UNIFIED && __syncthreads_or(is_unsafe(p, piece, head, denominator))) return false;
+constexpr u32 DIMS = (HEAD_DIM + THREADS - 1) / THREADS;
+constexpr u32 AT_ONCE = THREADS / HEADS;
+constexpr u32 UNDER_WAY = DIMS < 4 ? 4 / DIMS : 1; // Pieces whose reads are.
+#if CASCADE
+// As above, parts of prefixes; there are too few registers where a block has eight warps.
+constexpr u32 PARTS_UNDER_WAY = WARPS == 8 ? 1 : UNDER_WAY;
+#endif
 
+// Adds up `count` pieces of a row and head group in order. A thread takes all heads of a dim; what
+// pieces count for, `factor(i)` for the thread's head, is worked out for some at a time.
+// `sums_of(i, dim, x)` reads a piece's sums of all heads.
+template <u32 UNROLL, typename Factor, typename Sums>
+DEVICE void add_pieces(float (&sums)[DIMS][HEADS], u32 count, Meeting& meeting, Factor factor,
+                       Sums sums_of) {
     float* factors = meeting.sums[0]; // [AT_ONCE, HEADS]
-    float sums[DIMS][HEADS] = {};
-    for (u32 first = first_cta; first <= last_cta; first += AT_ONCE) {
+    for (u32 first = 0; first < count; first += AT_ONCE) {
         u32 own = first + threadIdx.x / HEADS;
-        float factor = 1.0f;
-        if (!UNIFIED && own <= last_cta) {
-            factor = relative(load_fresh(slot_of(p, own, first_cta) + SUMS + 2 * head), greatest);
-        }
-        factors[threadIdx.x] = factor / denominator;
+        factors[threadIdx.x] = own < count ? factor(own) : 0.0f;
         __syncthreads();
-        u32 count = min(AT_ONCE, last_cta + 1 - first);
-#pragma unroll UNDER_WAY
-        for (u32 i = 0; i < count; i++) {
-            const float* from = slot_of(p, first + i, first_cta);
+        u32 here = min(AT_ONCE, count - first);
+#pragma unroll UNROLL
+        for (u32 i = 0; i < here; i++) {
 #pragma unroll
             for (u32 d = 0; d < DIMS; d++) {
-                u32 dim = min(threadIdx.x + d * THREADS, HEAD_DIM - 1);
                 float x[HEADS];
-                load8_fresh(from + dim * HEADS, x);
+                sums_of(first + i, min(threadIdx.x + d * THREADS, HEAD_DIM - 1), x);
 #pragma unroll
                 for (u32 h = 0; h < HEADS; h++) {
                     sums[d][h] = fmaf(x[h], factors[i * HEADS + h], sums[d][h]);
@@ -794,6 +857,40 @@ DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_c
         }
         __syncthreads();
     }
+}
+
+// Adds up all pieces of a row and head group; false, for all threads, if that is in vain.
+DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_cta,
+                  Meeting& meeting) {
+    PrefixParts parts = PrefixParts::of(p, piece);
+    u32 num_heads = heads_of(p, piece), head = threadIdx.x % HEADS;
+    merge_softmax(p, first_cta, last_cta, parts, num_heads, meeting);
+    float greatest = meeting.softmax[0][head][0], denominator = meeting.softmax[0][head][1];
+    if (UNIFIED && __syncthreads_or(is_unsafe(p, piece, head, denominator))) return false;
+
+    float sums[DIMS][HEADS] = {};
+    auto factor = [&](u32 i) {
+        if (UNIFIED) return 1.0f / denominator;
+        const float* softmax = slot_of(p, first_cta + i, first_cta) + SUMS + 2 * head;
+        return relative(load_fresh(softmax), greatest) / denominator;
+    };
+    auto sums_of = [&](u32 i, u32 dim, float(&x)[HEADS]) {
+        load8_fresh(slot_of(p, first_cta + i, first_cta) + dim * HEADS, x);
+    };
+    add_pieces<UNDER_WAY>(sums, last_cta + 1 - first_cta, meeting, factor, sums_of);
+#if CASCADE
+    auto factor_of_part = [&](u32 i) {
+        if (head >= num_heads) return 0.0f;
+        return relative(load_fresh(parts.softmax(i, head)), greatest) / denominator;
+    };
+    auto sums_of_part = [&](u32 i, u32 dim, float(&x)[HEADS]) {
+#pragma unroll
+        for (u32 h = 0; h < HEADS; h++) {
+            x[h] = h < num_heads ? load_fresh(parts.sums(i, h) + dim) : 0.0f;
+        }
+    };
+    add_pieces<PARTS_UNDER_WAY>(sums, parts.count, meeting, factor_of_part, sums_of_part);
+#endif
 #if SPLIT
     if (p.split.codes != nullptr) {
         float* all = meeting.sums[0]; // [HEAD_DIM, HEADS]; the factors are no longer needed.
@@ -950,7 +1047,7 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
 // Left to itself the compiler spills here to keep registers for a block more.
 #if HEAD_DIM == 64
 #define BOUNDS __launch_bounds__(THREADS, 512 / THREADS)
-#elif __CUDA_ARCH__ < 900 || (KV == KV_INT4 && UNIFIED && HEAD_DIM <= 128)
+#elif __CUDA_ARCH__ < 900 || (KV == KV_INT4 && (UNIFIED || CASCADE) && HEAD_DIM <= 128)
 #define BOUNDS __launch_bounds__(THREADS, 2)
 #else
 #define BOUNDS __launch_bounds__(THREADS)
@@ -973,7 +1070,7 @@ KERNEL void BOUNDS decode_attention(const Params p) {
         Running running;
         add_piece<!UNIFIED>(p, piece, head_groups, ring, running);
         meet<!UNIFIED>(running, meeting);
-        bool whole = piece.count == piece.tiles;
+        bool whole = piece.count == piece.tiles && !has_prefix(p, piece);
         bool good = whole ? finish<!UNIFIED>(p, piece, meeting)
                           : leave(p, piece, head_groups, meeting);
         __syncthreads(); // The meeting is over.

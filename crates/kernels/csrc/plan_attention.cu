@@ -1,6 +1,7 @@
 // Divides a step's attention among the blocks of a fixed grid; see `ops/plan_attention.rs`.
 // One block; rows are taken THREADS at a time.
 #include "common.cuh"
+#include "prefix_plan.cuh"
 
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 HEADER = 8;
@@ -18,7 +19,13 @@ struct Params {
     u32 prefill_tile;
     u32 window;
     u32 one_kernel; // Rows of one new token are cut into query tiles like all others.
-    u32 reserved;
+    u32 prefix_tile;
+    const u32* prefixes;    // As the step has them, see `prefix_plan.cuh`; null: none are shared.
+    const u32* prefix_rows; // As the step has them: a row and its prefix.
+    uint4* prefix_spans;    // Of the plan, as is the next.
+    uint2* row_prefixes;
+    u32 num_prefix_ctas;
+    u32 num_kv_heads;
 };
 
 // Index of the decode row that unit `unit` belongs to.
@@ -35,8 +42,50 @@ DEVICE u32 find_row(const uint4* rows, u32 num_rows, u32 unit) {
     return low;
 }
 
+// Divides the attention over shared prefixes, and tells every row which one it has.
+DEVICE void plan_prefixes(const Params& p) {
+    u32 num_prefixes = p.prefixes[0], num_entries = p.prefixes[1], units = 0, strips = 0;
+    const u32* prefixes = p.prefixes + PREFIX_COUNTS;
+    for (u32 start = 0; start < num_prefixes; start += THREADS) {
+        u32 prefix = start + threadIdx.x, tiles = 0, own = 0;
+        if (prefix < num_prefixes) {
+            const u32* words = prefixes + prefix_words(prefix);
+            tiles = words[0] / TILE_LEN;
+            own = ceil_div(words[2], p.prefix_tile / p.group) * p.num_kv_heads;
+        }
+        u32 units_here, strips_here;
+        u32 unit = units + block_prefix_sum<WARPS>(own * tiles, units_here);
+        u32 strip = strips + block_prefix_sum<WARPS>(own, strips_here);
+        if (prefix < num_prefixes) p.prefix_spans[prefix] = make_uint4(unit, tiles, strip, 0);
+        units += units_here;
+        strips += strips_here;
+    }
+    for (u32 row = threadIdx.x; row < p.num_rows; row += THREADS) {
+        p.row_prefixes[row] = make_uint2(NONE, 0);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < num_entries; i += THREADS) {
+        uint2 entry = reinterpret_cast<const uint2*>(p.prefix_rows)[i];
+        u32 first = prefixes[prefix_words(entry.y) + 1];
+        p.row_prefixes[entry.x] = make_uint2(entry.y, i - first);
+    }
+    if (threadIdx.x == 0) {
+        p.plan[PREFIX_SHARE] = max(MIN_PREFIX_UNITS, ceil_div(units, p.num_prefix_ctas));
+        p.plan[PREFIX_UNITS] = units;
+    }
+    __syncthreads(); // Spans and rows' prefixes are there for all.
+}
+
+// Tiles of the context that a row leaves to its prefix.
+DEVICE u32 tiles_of_prefix(const Params& p, u32 row) {
+    if (p.prefixes == nullptr) return 0;
+    u32 prefix = p.row_prefixes[row].x;
+    return prefix == NONE ? 0 : p.prefix_spans[prefix].y;
+}
+
 KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
     wait_only();
+    if (p.prefixes != nullptr) plan_prefixes(p);
     uint4* decode_rows = reinterpret_cast<uint4*>(p.plan + HEADER);
     u32* cta_rows = p.plan + HEADER + 4 * p.max_rows;
     uint2* prefill_tiles = reinterpret_cast<uint2*>(cta_rows + p.num_ctas + p.num_ctas % 2);
@@ -54,6 +103,7 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
         }
         bool decode = queries == 1 && context > 0 && !p.one_kernel;
         u32 first_tile = context > p.window ? (context - p.window) / TILE_LEN : 0;
+        if (decode) first_tile = max(first_tile, tiles_of_prefix(p, row));
         u32 tiles = decode ? ceil_div(context, TILE_LEN) - first_tile : 0;
         bool prefill = queries > 1 || (p.one_kernel && queries == 1 && context > 0);
         u32 query_tiles = prefill ? ceil_div(queries * p.group, p.prefill_tile) : 0;

@@ -6,6 +6,8 @@ constexpr u32 NUM_COUNTS = 8;
 constexpr u32 STATE_WORDS = 3;
 constexpr u32 SAMPLING_WORDS = 20;
 constexpr u32 MAX_MORE_GROUPS = 7;
+constexpr u32 PREFIX_WORDS = 3;
+constexpr u32 PREFIX_ROW_WORDS = 2;
 constexpr u32 ONE = 0x3f800000u;  // 1.0f
 
 // What a layer group behind the first has of its own.
@@ -31,6 +33,8 @@ struct Params {
     u32* bias_ids;
     u32* bias_values;
     Group more_groups[MAX_MORE_GROUPS];
+    u32* prefixes; // The two counts, then the section.
+    u32* prefix_rows;
     u32 num_tokens;
     u32 num_rows;
     u32 num_sampled;
@@ -65,6 +69,7 @@ KERNEL void __launch_bounds__(THREADS) unpack(const Params p) {
     wait_for_earlier_kernels();
     u32 num_tokens = p.packed[0], num_rows = p.packed[1], num_blocks = p.packed[2];
     u32 num_sampled = p.packed[3], num_bias = p.packed[4];
+    u32 num_prefixes = p.packed[6], num_prefix_rows = p.packed[7];
 
     const u32* token_ids = p.packed + NUM_COUNTS;
     const u32* carry_over = token_ids + num_tokens;
@@ -129,4 +134,8 @@ KERNEL void __launch_bounds__(THREADS) unpack(const Params p) {
         });
         section = starts + num_rows + 1;
     }
+
+    spread(2, [&](u32 i) { p.prefixes[i] = i == 0 ? num_prefixes : num_prefix_rows; });
+    copy(section, p.prefixes + 2, num_prefixes * PREFIX_WORDS);
+    copy(section + num_prefixes * PREFIX_WORDS, p.prefix_rows, num_prefix_rows * PREFIX_ROW_WORDS);
 }

@@ -74,7 +74,7 @@ fn main() -> Result<(), Failure> {
             cache: cache.clone(),
             graphs: true,
             blocking_waits: true,
-            numerics: Numerics { kv_dtype, softmax, batch_invariant: false },
+            numerics: Numerics { kv_dtype, softmax, ..Numerics::default() },
         })?;
         report.add(&format!("{kv_dtype} {softmax:?}"), &backend)?;
         println!("{:18} rows computed again: {}", "", backend.num_recomputed()?);

@@ -93,6 +93,7 @@ impl<'a, B: Backend> Runner<'a, B> {
             max_blocks: num_blocks,
             max_bias: 0,
             num_more_groups: num_groups - 1,
+            max_prefixes: 0,
         };
         let num_words = capacity.shape().num_words();
         Ok(Self {

@@ -57,6 +57,7 @@ fn ten_thousand_runs_keep_every_invariant() {
         ("shared", sum(|f| f.num_shared), NUM_SEEDS),
         ("turned", sum(|f| f.num_turns), NUM_SEEDS),
         ("cut", sum(|f| f.num_cuts), NUM_SEEDS / 60),
+        ("cascaded", sum(|f| f.num_cascaded), NUM_SEEDS),
     ];
     println!("{} steps, {seen:?}", sum(|f| f.num_steps));
     for (what, count, least) in seen {

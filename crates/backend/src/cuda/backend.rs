@@ -20,15 +20,16 @@ use super::{
     memory::{CudaBuffer, CudaHostBuffer, Element},
     memory_plan::MemoryPlan,
     numerics::Numerics,
-    operators::{Gather, Operators},
+    operators::{self, Gather, Operators},
     probe::{CudaProbe, check_capability, probe, version},
     rehearsal,
     stream::CudaStream,
     weights::{CudaEmbedding, CudaMatrix, Weights},
 };
 use crate::{
-    Activation, Backend, BackendError, Ceilings, CutPrompts, DeviceBatch, Dtype, Graph,
-    HistoryShape, HostTensor, KvDtype, MoveBlocks, StepCapacity, StepShape, TurnBlocks,
+    Activation, AttentionShape, Backend, BackendError, Ceilings, CutPrompts, DeviceBatch, Dtype,
+    Graph, HistoryShape, HostTensor, KvDtype, MoveBlocks, PrefixRule, StepCapacity, StepShape,
+    TurnBlocks,
     ops::{
         Attention, Embed, GateAndMul, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample,
         SamplingState,
@@ -523,6 +524,11 @@ impl Backend for CudaBackend {
 
     fn sample(&self, args: Sample<'_, Self>, stream: &CudaStream) -> Result<(), BackendError> {
         self.shared.operators.sample(&args, stream)
+    }
+
+    fn prefix_rule(&self, attention: AttentionShape) -> Option<PrefixRule> {
+        let cascades = self.shared.config.numerics.cascades();
+        cascades.then(|| operators::prefix_rule(attention, self.kv_layout(attention))).flatten()
     }
 
     fn padded_shape(&self, step: StepShape, capacity: StepCapacity) -> Option<StepShape> {

@@ -27,7 +27,17 @@ pub(super) fn padded_shape(step: StepShape, capacity: StepCapacity) -> Option<St
         num_blocks: capacity.max_blocks,
         num_bias: capacity.max_bias,
         num_more_groups: capacity.num_more_groups,
+        ..prefixes(step, capacity)
     })
+}
+
+/// Either no prefixes or all there may be: kernels find how many, but other ones look for them.
+fn prefixes(step: StepShape, capacity: StepCapacity) -> StepShape {
+    if step.num_prefixes == 0 {
+        return StepShape::default();
+    }
+    let StepShape { num_prefixes, num_prefix_rows, .. } = capacity.shape();
+    StepShape { num_prefixes, num_prefix_rows, ..StepShape::default() }
 }
 
 /// Operations recorded from a stream, ready to be launched any number of times.
@@ -107,6 +117,7 @@ mod tests {
         max_blocks: 5000,
         max_bias: 300,
         num_more_groups: 0,
+        max_prefixes: 16,
     };
 
     fn decode(rows: usize) -> StepShape {
@@ -117,6 +128,8 @@ mod tests {
             num_sampled: rows,
             num_bias: 1,
             num_more_groups: 0,
+            num_prefixes: 0,
+            num_prefix_rows: 0,
         }
     }
 
@@ -131,6 +144,15 @@ mod tests {
         assert_eq!((shape.num_tokens, shape.num_sampled), (4, 4));
         assert_eq!((shape.num_blocks, shape.num_bias), (5000, 300));
         assert_eq!(padded_shape(decode(101), CAPACITY), None);
+    }
+
+    #[test]
+    fn steps_with_shared_prefixes_are_padded_to_all_there_may_be() {
+        let shape = padded_shape(decode(3), CAPACITY).unwrap();
+        assert_eq!((shape.num_prefixes, shape.num_prefix_rows), (0, 0));
+        let sharing = StepShape { num_prefixes: 1, num_prefix_rows: 3, ..decode(3) };
+        let shape = padded_shape(sharing, CAPACITY).unwrap();
+        assert_eq!((shape.num_prefixes, shape.num_prefix_rows), (16, 100));
     }
 
     #[test]

@@ -16,15 +16,27 @@ pub struct Numerics {
     /// last bit: every product and all attention by one method each, whatever the number of rows.
     /// Slower.
     pub batch_invariant: bool,
+    /// Whether a prefix that many rows share is read once for all of them.
+    pub cascade: bool,
 }
 
 impl Default for Numerics {
     fn default() -> Self {
-        Self { kv_dtype: KvDtype::Bf16, softmax: Softmax::Online, batch_invariant: false }
+        Self {
+            kv_dtype: KvDtype::Bf16,
+            softmax: Softmax::Online,
+            batch_invariant: false,
+            cascade: false,
+        }
     }
 }
 
 impl Numerics {
+    /// Whether shared prefixes are read once. Which rows share some depends on the batch.
+    pub(super) fn cascades(&self) -> bool {
+        self.cascade && !self.batch_invariant
+    }
+
     /// The KV cache's numbers as kernels name them.
     ///
     /// # Errors

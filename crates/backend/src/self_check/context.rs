@@ -102,6 +102,7 @@ fn check_attention<B: Backend>(
 ) -> Result<(), BackendError> {
     let tile_edges = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500];
     for heads in heads.iter().copied() {
+        check_sharing(pair, heads)?;
         for (kind, step) in [
             ("decode", RandomStep::decode(&tile_edges, 16)),
             ("decode one long", RandomStep::decode(&[3001], 16)),
@@ -127,6 +128,24 @@ fn check_attention<B: Backend>(
                 pair.compare(format!("{name}, {}", heads.name()), &at_once, &later, 0.0);
             }
         }
+    }
+    Ok(())
+}
+
+/// Attention of rows that share prefixes, where the device would rather be told.
+fn check_sharing<B: Backend>(pair: &mut Pair<'_, B>, heads: Heads) -> Result<(), BackendError> {
+    for (kind, with_prefill, block_size) in
+        [("decode", false, 16), ("decode, blocks of 64", false, 64), ("beside prefill", true, 32)]
+    {
+        if pair.device.backend.prefix_rule(heads.shape(block_size)).is_none() {
+            continue;
+        }
+        let step = RandomStep::sharing(with_prefill, block_size);
+        let out = attention(&pair.device, heads, &step)?;
+        let expected = attention(&pair.reference, heads, &step)?;
+        let name = format!("attention with shared prefixes, {kind}, {}", heads.name());
+        let tolerance = if heads.spread > 1.0 { 3e-2 } else { BF16_TOLERANCE };
+        pair.compare(name, &out, &expected, tolerance);
     }
     Ok(())
 }

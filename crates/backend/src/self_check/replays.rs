@@ -21,8 +21,15 @@ const ROWS: [(usize, usize); 6] = [(1, 1), (17, 1), (900, 1), (2500, 1), (300, 4
 pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
     let row = |(context_len, num_new)| RandomRow { context_len, num_new };
     let mixed: Vec<RandomRow> = ROWS.map(row).into();
-    for (name, rows) in [("decode rows", &mixed[..4]), ("mixed rows", &mixed[..])] {
-        match num_different(&pair.device, &RandomStep::new(rows, 16)) {
+    let mut steps = vec![
+        ("decode rows", RandomStep::new(&mixed[..4], 16)),
+        ("mixed rows", RandomStep::new(&mixed, 16)),
+    ];
+    if pair.device.backend.prefix_rule(SHAPE).is_some() {
+        steps.push(("rows that share prefixes", RandomStep::sharing(false, 16)));
+    }
+    for (name, step) in steps {
+        match num_different(&pair.device, &step) {
             Err(BackendError::Unsupported(_)) => return Ok(()),
             Err(error) => return Err(error),
             Ok(different) => {

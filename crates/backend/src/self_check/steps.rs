@@ -2,7 +2,8 @@
 
 use super::rig::{Rig, uniform};
 use crate::{
-    Backend, BackendError, DeviceBatch, RowState, SamplingRow, StepCapacity, StepInputs, StepShape,
+    Backend, BackendError, DeviceBatch, RowState, SamplingRow, SharedPrefixes, StepCapacity,
+    StepInputs, StepShape,
 };
 
 /// A step's inputs, and what they refer to.
@@ -68,6 +69,47 @@ impl RandomStep {
         Self::new(&context_lens.iter().map(row).collect::<Vec<_>>(), block_size)
     }
 
+    /// Rows that decode and share prefixes of different lengths, in no order, beside rows that
+    /// share nothing. `with_prefill`: beside rows of several tokens as well.
+    pub(super) fn sharing(with_prefill: bool, block_size: usize) -> Self {
+        let behind = |i: usize| 1 + 37 * i % 150;
+        // Tokens that the rows of one kind share: more rows than a tile of queries takes, more
+        // tiles than a block, and few of both.
+        let prefixes = [192, 1280, 64, 0];
+        let prefix_of = |i: usize| match i % 8 {
+            1 | 5 => 1,
+            3 if i < 28 => 2,
+            7 => 3,
+            _ => 0,
+        };
+        let row = |i| RandomRow { context_len: prefixes[prefix_of(i)] + behind(i), num_new: 1 };
+        let mut rows: Vec<_> = (0..75).map(row).collect();
+        if with_prefill {
+            rows.insert(0, RandomRow { context_len: 90, num_new: 70 });
+            rows.push(RandomRow { context_len: 300, num_new: 2 });
+        }
+        let mut step = Self::new(&rows, block_size);
+        for (prefix, num_tokens) in prefixes.into_iter().enumerate().take(3) {
+            let first = usize::from(with_prefill);
+            let sharing = (0..75).filter(|i| prefix_of(*i) == prefix).map(|i| i + first);
+            step.share(num_tokens, &sharing.collect::<Vec<_>>());
+        }
+        step
+    }
+
+    /// Has rows begin with the blocks of the first of them.
+    fn share(&mut self, num_tokens: usize, rows: &[usize]) {
+        let inputs = &mut self.inputs;
+        let num_blocks = num_tokens / self.block_size;
+        let start = |row: usize| inputs.block_starts[row] as usize;
+        let (first, others) = rows.split_first().expect("several rows share a prefix");
+        for row in others {
+            inputs.blocks.copy_within(start(*first)..start(*first) + num_blocks, start(*row));
+        }
+        let rows: Vec<u32> = rows.iter().map(|row| u32::try_from(*row).expect("few")).collect();
+        inputs.prefixes.push(num_tokens, &rows);
+    }
+
     /// These tokens, each a row of its own.
     pub(super) fn tokens(ids: &[u32]) -> Self {
         let mut step = Self::decode(&vec![1; ids.len()], 16);
@@ -116,6 +158,7 @@ impl RandomStep {
             max_blocks: shape.num_blocks + 9,
             max_bias: shape.num_bias + 3,
             num_more_groups: 0,
+            max_prefixes: if shape.num_prefixes > 0 { SharedPrefixes::MAX } else { 0 },
         }
     }
 

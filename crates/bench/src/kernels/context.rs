@@ -224,6 +224,7 @@ impl<B: Backend> Contexts<'_, B> {
             max_blocks: sequences.num_blocks(),
             max_bias: 0,
             num_more_groups: 0,
+            max_prefixes: 0,
         };
         let num_words = capacity.shape().num_words();
         let outputs = OutputLayout { max_rows: sequences.num.max(1) }.num_words();

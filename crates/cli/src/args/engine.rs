@@ -68,6 +68,11 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum)]
     pub(crate) softmax: Option<SoftmaxChoice>,
 
+    /// On GPUs, whether decode attention reads a prefix that many rows share once for all of them:
+    /// auto does where that saves enough; never with --batch-invariant [default: off]
+    #[arg(long, value_enum)]
+    pub(crate) cascade_attention: Option<CascadeChoice>,
+
     /// Compute every request's tokens to the same bits whatever runs beside it and however its
     /// prompt is cut; slower on GPUs, always so on CPUs
     #[arg(long)]
@@ -183,6 +188,12 @@ pub(crate) enum KvChoice {
 pub(crate) enum SoftmaxChoice {
     Online,
     Unified,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CascadeChoice {
+    Auto,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

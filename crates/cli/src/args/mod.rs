@@ -38,8 +38,8 @@ pub(crate) use bench::{
 pub(crate) use bench_serve::{ArrivalsChoice, EndpointChoice, PromptChoice, ServeLoadArgs};
 pub(crate) use chats::ChatsArgs;
 pub(crate) use engine::{
-    DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization, SoftmaxChoice,
-    StepArgs, Switch, WeightDtype,
+    CascadeChoice, DeviceChoice, DeviceWait, EngineArgs, KvChoice, LoadFormat, Quantization,
+    SoftmaxChoice, StepArgs, Switch, WeightDtype,
 };
 pub(crate) use memory::MemoryArgs;
 pub(crate) use policy::{BatchingChoice, MixingChoice, OrderChoice, PolicyArgs};

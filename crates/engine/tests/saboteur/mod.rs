@@ -99,6 +99,8 @@ fn batch(batch: &DeviceBatch<Saboteur>) -> DeviceBatch<CpuBackend> {
                 block_starts: group.block_starts,
             })
             .collect(),
+        prefixes: batch.prefixes,
+        prefix_rows: batch.prefix_rows,
     }
 }
 

@@ -19,6 +19,7 @@ use super::{
     plan_attention::PlanAttention,
     prefill_attention::PrefillAttention,
     prefill_hopper::PrefillHopper,
+    prefix_attention::PrefixAttention,
     random_normal::RandomNormal,
     rms_norm::RmsNorm,
     rope_and_cache::{RopeAndCache, Rotation},
@@ -109,6 +110,11 @@ fn add_attention(gpu: &Gpu, specs: &mut Vec<KernelSpec>) -> Result<(), KernelErr
                         specs.extend(decode.leaving_codes().map(|decode| decode.spec()));
                     }
                 }
+                let decode = DecodeAttention::new(gpu, cache, Softmax::Online)?;
+                specs.extend([
+                    decode.behind_prefixes().spec(),
+                    PrefixAttention::new(gpu, cache)?.spec(),
+                ]);
                 let prefill = PrefillAttention::new(gpu, cache)?;
                 specs.extend([prefill.spec(), prefill.with_small_tiles().spec()]);
                 specs.extend(PrefillHopper::new(gpu, cache, 1).map(|k| k.spec()));

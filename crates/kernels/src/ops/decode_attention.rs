@@ -24,6 +24,7 @@ pub struct DecodeAttention {
     stages: u32,
     num_ctas: u32,
     leaves_codes: bool,
+    behind_prefixes: bool,
 }
 
 /// What the weights of a softmax are relative to while its scores are still coming.
@@ -69,6 +70,15 @@ pub struct DecodeAttentionParams {
     pub recomputed: DevicePtr,
     /// Where `out` is also left as codes; null, or of a kernel that can do so.
     pub split: SplitRows,
+    /// In the plan, as are the next; used behind prefixes alone, as are the next three.
+    pub prefix_spans: DevicePtr,
+    pub row_prefixes: DevicePtr,
+    /// What [`super::prefix_attention::PrefixAttention`] left.
+    pub prefix_parts: DevicePtr,
+    /// Its query rows of a tile.
+    pub prefix_tile: u32,
+    /// Zero.
+    pub reserved: u32,
     pub num_rows: u32,
     /// Of the plan's layout.
     pub max_rows: u32,
@@ -97,6 +107,7 @@ impl DecodeAttention {
             stages,
             num_ctas: 0,
             leaves_codes: false,
+            behind_prefixes: false,
         };
         // Two blocks on an SM, so that one loads while the other adds up; else what fits.
         let fits = |shape: &Self, blocks: u32| {
@@ -129,9 +140,20 @@ impl DecodeAttention {
         (shares_scales && !is_full).then_some(Self { leaves_codes: true, ..self })
     }
 
+    /// The same, but for steps whose rows may share prefixes, which [`super::prefix_attention`] has
+    /// seen to by then. Its softmax is online, since the parts of prefixes are.
+    pub fn behind_prefixes(self) -> Self {
+        Self { behind_prefixes: true, leaves_codes: false, softmax: Softmax::Online, ..self }
+    }
+
     /// Whether it can leave its output as codes.
     pub const fn leaves_codes(&self) -> bool {
         self.leaves_codes
+    }
+
+    /// What it reads.
+    pub const fn cache(&self) -> KvShape {
+        self.cache
     }
 
     /// Blocks of every launch.
@@ -177,6 +199,7 @@ impl Kernel for DecodeAttention {
                 ("STAGES", self.stages),
                 ("TILE_LEN", TILE_LEN),
                 ("SPLIT", u32::from(self.leaves_codes)),
+                ("CASCADE", u32::from(self.behind_prefixes)),
             ]
             .into_iter()
             .chain(self.cache.defines())

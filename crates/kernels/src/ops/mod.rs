@@ -33,6 +33,7 @@ pub mod move_blocks;
 pub mod plan_attention;
 pub mod prefill_attention;
 pub mod prefill_hopper;
+pub mod prefix_attention;
 pub mod random_normal;
 pub mod rms_norm;
 pub mod rope_and_cache;

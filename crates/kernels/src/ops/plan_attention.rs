@@ -15,10 +15,11 @@
 //! Where all rows are of one length and blocks get at most a fifteenth more work by it, stretches
 //! are rounded up to whole rows: nothing is to be merged then.
 //!
-//! A piece (a block's share of one row and head group) that is not the whole leaves its sums in a
-//! slot; the last block to arrive adds them up in order. Rows of several new tokens are cut into
-//! tiles of query rows for the prefill kernel instead. The plan is computed on the device, once a
-//! step and window; all layers of that window share it.
+//! A row that shares a prefix with others (see [`super::prefix_attention`]) has units behind it
+//! alone. A piece (a block's share of one row and head group) that is not the whole leaves its sums
+//! in a slot; the last block to arrive adds them up in order. Rows of several new tokens are cut
+//! into tiles of query rows for the prefill kernel instead. The plan is computed on the device,
+//! once a step and window; all layers of that window share it.
 //!
 //! # Source
 //! The equal stretches are those of stream-K (Osama et al., 2023), applied to the context as in
@@ -34,13 +35,15 @@ pub const GROUP_HEADS: u32 = 8;
 pub const MIN_UNITS: u32 = 2;
 /// Twice as many where a row would be cut into more pieces than this: they are merged in turn.
 pub const MANY_PIECES: u32 = 16;
+/// Fewest units of shared prefixes that a block takes.
+pub const MIN_PREFIX_UNITS: u32 = 4;
 
 /// Computes the plan of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanAttention;
 
 /// Arguments of [`PlanAttention`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct PlanAttentionParams {
@@ -66,8 +69,18 @@ pub struct PlanAttentionParams {
     /// 1: rows of one new token are cut into tiles of query rows as well; the decode kernel has no
     /// rows then.
     pub one_kernel: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Of [`PrefixAttention`], as is `num_prefix_ctas`.
+    pub prefix_tile: u32,
+    /// As [`PrefixAttentionParams`] has them; null: no row leaves a prefix to that kernel.
+    ///
+    /// [`PrefixAttentionParams`]: super::prefix_attention::PrefixAttentionParams
+    pub prefixes: DevicePtr,
+    pub prefix_rows: DevicePtr,
+    /// In `plan`, as is the next.
+    pub prefix_spans: DevicePtr,
+    pub row_prefixes: DevicePtr,
+    pub num_prefix_ctas: u32,
+    pub num_kv_heads: u32,
 }
 
 /// Head groups of a layer.
@@ -79,10 +92,13 @@ pub const fn head_groups(num_heads: u32, num_kv_heads: u32) -> u32 {
 ///
 /// ```text
 /// header        [8]                      units of a block, all units, decode rows, prefill tiles,
-///                                        longest context of those
+///                                        longest context of those; units of a block and all
+///                                        units of shared prefixes
 /// decode_rows   [max_rows * 4]           row, its first unit, its tiles, its first tile
 /// cta_rows      [num_ctas, made even]    index in `decode_rows` where a block starts
 /// prefill_tiles [max_prefill_tiles * 2]  row, first query row
+/// prefix_spans  [max_prefixes * 4]       first unit, tiles, first strip
+/// row_prefixes  [max_rows * 2]           prefix or NONE, place among its rows; none if no prefixes
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLayout {
@@ -92,6 +108,8 @@ pub struct PlanLayout {
     pub num_ctas: u32,
     /// [`PlanLayout::prefill_tiles`] of the largest step.
     pub max_prefill_tiles: u32,
+    /// Most prefixes that rows of a step share.
+    pub max_prefixes: u32,
 }
 
 impl PlanLayout {
@@ -106,9 +124,20 @@ impl PlanLayout {
         8 + 4 * self.max_rows + self.num_ctas.next_multiple_of(2)
     }
 
+    /// Where `prefix_spans` begins, in words; aligned for reads of four.
+    pub const fn prefix_spans_at(&self) -> u32 {
+        (self.prefill_tiles_at() + 2 * self.max_prefill_tiles).next_multiple_of(4)
+    }
+
+    /// Where `row_prefixes` begins, in words.
+    pub const fn row_prefixes_at(&self) -> u32 {
+        self.prefix_spans_at() + 4 * self.max_prefixes
+    }
+
     /// All words.
     pub const fn num_words(&self) -> usize {
-        self.prefill_tiles_at() as usize + 2 * self.max_prefill_tiles as usize
+        let rows = if self.max_prefixes == 0 { 0 } else { self.max_rows };
+        self.row_prefixes_at() as usize + 2 * rows as usize
     }
 }
 
@@ -131,6 +160,7 @@ impl Kernel for PlanAttention {
                 ("TILE_LEN", TILE_LEN),
                 ("MIN_UNITS", MIN_UNITS),
                 ("MANY_PIECES", MANY_PIECES),
+                ("MIN_PREFIX_UNITS", MIN_PREFIX_UNITS),
             ],
             dynamic_smem: 0,
             params_bytes: size_of::<PlanAttentionParams>(),

@@ -75,6 +75,10 @@ impl PrefillAttention {
         Self { warps: 4, ..self }
     }
 
+    pub(super) const fn cache(&self) -> KvShape {
+        self.cache
+    }
+
     /// Query rows of a tile: a warp takes 16.
     pub const fn tile(&self) -> u32 {
         16 * self.warps

@@ -46,6 +46,9 @@ pub struct UnpackParams {
     pub bias_ids: DevicePtr,
     pub bias_values: DevicePtr,
     pub more_groups: [UnpackGroup; MAX_MORE_GROUPS],
+    /// As [`super::prefix_attention::PrefixAttentionParams`] has them.
+    pub prefixes: DevicePtr,
+    pub prefix_rows: DevicePtr,
     /// Padded, as are the next two.
     pub num_tokens: u32,
     pub num_rows: u32,

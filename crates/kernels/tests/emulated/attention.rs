@@ -215,7 +215,8 @@ impl Division {
         let group = step.layer.group();
         let max_prefill_tiles =
             PlanLayout::prefill_tiles(step.num_tokens(), num_rows, group, prefill_tile);
-        let layout = PlanLayout { max_rows: num_rows, num_ctas, max_prefill_tiles };
+        let layout =
+            PlanLayout { max_rows: num_rows, num_ctas, max_prefill_tiles, max_prefixes: 0 };
         Self { layout, prefill_tile, one_kernel: false }
     }
 }
@@ -260,7 +261,7 @@ pub(crate) fn plan_rows(
         prefill_tile: division.prefill_tile,
         window: heads.window,
         one_kernel: u32::from(division.one_kernel),
-        reserved: 0,
+        ..PlanAttentionParams::default()
     };
     // SAFETY: all memory is as large as its doc says, and ours alone.
     unsafe { kernel.launch(&params, order) };

@@ -32,4 +32,5 @@ mod kv;
 mod memory;
 mod plan;
 mod prefill;
+mod prefixes;
 mod translate;

@@ -55,6 +55,7 @@ fn emulated(rows: &[Row], shape: Shape) -> Option<Plan> {
         max_rows: num_rows + 3,
         num_ctas,
         max_prefill_tiles: PlanLayout::prefill_tiles(num_tokens, num_rows, group, prefill_tile),
+        max_prefixes: 0,
     };
     let heads = PlannedHeads { head_groups, group, window };
     let division = Division { layout, prefill_tile, one_kernel };
@@ -310,7 +311,7 @@ fn more_rows_than_threads() {
 
 #[test]
 fn plans_have_room_for_everything() {
-    let layout = PlanLayout { max_rows: 3, num_ctas: 5, max_prefill_tiles: 7 };
+    let layout = PlanLayout { max_rows: 3, num_ctas: 5, max_prefill_tiles: 7, max_prefixes: 0 };
     assert_eq!(layout.num_words(), 8 + 12 + 6 + 14);
     assert_eq!(PlanLayout::prefill_tiles(1000, 2, 3, 128), 23 + 2);
     assert_eq!(PlanLayout::prefill_tiles(2, 9, 1, 64), 2);

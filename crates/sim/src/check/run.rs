@@ -33,6 +33,8 @@ pub struct Figures {
     /// Blocks of sinks whose keys were turned, and prompts that were cut.
     pub num_turns: u64,
     pub num_cuts: u64,
+    /// Tokens that rows saw in another's table.
+    pub num_cascaded: u64,
     /// Virtual time.
     pub took: Duration,
 }
@@ -345,8 +347,9 @@ impl<'a> Driver<'a> {
         self.verdict.check_idle(self.engine.scheduler(), &self.handle)?;
         let mut figures = self.verdict.figures(&self.submitted);
         figures.took = self.now();
-        (figures.num_turns, figures.num_cuts) =
-            (self.backend.usage().num_turns, self.backend.usage().num_cuts);
+        let usage = self.backend.usage();
+        (figures.num_turns, figures.num_cuts) = (usage.num_turns, usage.num_cuts);
+        figures.num_cascaded = usage.num_cascaded;
         figures.num_steps =
             self.handle.stats().num_steps.load(std::sync::atomic::Ordering::Relaxed);
         Ok(figures)

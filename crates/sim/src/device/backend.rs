@@ -7,7 +7,8 @@ use std::{
 
 use inflight_backend::{
     AttentionShape, Backend, BackendError, CheckBlocks, Clock, CutPrompts, DeviceBatch, Dtype,
-    HistoryShape, HostTensor, KvDtype, MoveBlocks, MoveWay, RowState, StepShape, TurnBlocks,
+    HistoryShape, HostTensor, KvDtype, MoveBlocks, MoveWay, PrefixRule, RowState, StepShape,
+    TurnBlocks,
     ops::{
         Attention, Embed, GateAndMul, GatedMatmul, Matmul, RmsNorm, RopeAndCache, Sample,
         SamplingState,
@@ -491,6 +492,12 @@ impl Backend for SimBackend {
             state.write_kv(args.kv.keys.id, args.attention.block_size, group);
         }
         Ok(())
+    }
+
+    fn prefix_rule(&self, attention: AttentionShape) -> Option<PrefixRule> {
+        let unit = attention.block_size;
+        let checks = self.state().config.checks;
+        checks.then_some(PrefixRule { unit, rows_of_reading: 1, min_saved: 1 })
     }
 
     fn attention(&self, args: Attention<'_, Self>, stream: &SimStream) -> Done<()> {

@@ -70,7 +70,14 @@ impl State {
         for row in 0..self.step.num_rows() {
             let context_len = self.step.groups[group].context_lens[row] as usize;
             let mut sum = 0_u64;
-            for (i, block) in self.step.blocks_of(group, row).to_vec().into_iter().enumerate() {
+            let blocks = if group == 0 && window.is_none() {
+                let (blocks, num_shared) = self.step.cascaded_blocks_of(row, block_size);
+                self.usage.num_cascaded += num_shared as u64;
+                blocks
+            } else {
+                self.step.blocks_of(group, row).to_vec()
+            };
+            for (i, block) in blocks.into_iter().enumerate() {
                 self.reads_block(COMPUTE, memory, block);
                 let found = self.memories[memory].block_mut(block as usize).group;
                 if found != group {

@@ -50,6 +50,8 @@ pub struct Usage {
     pub num_turns: u64,
     /// Layers of prompts that were cut, if that is checked.
     pub num_cuts: u64,
+    /// Tokens that rows saw in another's table, since they share a prefix, in all layers; likewise.
+    pub num_cascaded: u64,
 }
 
 /// A stream: when it is done with all that was enqueued.

@@ -1,6 +1,6 @@
 //! One step's inputs as the device has unpacked them.
 
-use inflight_backend::{LateRow, RowState, SamplingRow, StepShape};
+use inflight_backend::{LateRow, RowState, SamplingRow, SharedPrefixes, StepShape};
 
 /// Everything that operators of a step look at; see [`inflight_backend::step`].
 #[derive(Clone, Debug, Default)]
@@ -16,6 +16,7 @@ pub(crate) struct Step {
     pub(crate) sample_indices: Vec<u32>,
     pub(crate) sampling: Vec<SamplingRow>,
     pub(crate) bias: Vec<(u32, f32)>,
+    pub(crate) prefixes: SharedPrefixes,
 }
 
 /// Where a layer group's keys and values are.
@@ -64,6 +65,7 @@ impl Step {
         self.bias.clear();
         let values = words[at.bias_values].iter().map(|bits| f32::from_bits(*bits));
         self.bias.extend(words[at.bias_ids].iter().copied().zip(values));
+        self.prefixes = SharedPrefixes::unpack(&words[at.prefixes], &words[at.prefix_rows]);
     }
 
     pub(crate) fn num_rows(&self) -> usize {
@@ -79,6 +81,20 @@ impl Step {
     pub(crate) fn blocks_of(&self, group: usize, row: usize) -> &[u32] {
         let starts = &self.groups[group].block_starts;
         &self.blocks[starts[row] as usize..starts[row + 1] as usize]
+    }
+
+    /// The blocks that a row sees of the first layer group if prefixes are read once for all rows
+    /// that share them: those of the first such row, then its own. And how many tokens are shared.
+    pub(crate) fn cascaded_blocks_of(&self, row: usize, block_size: usize) -> (Vec<u32>, usize) {
+        let own = self.blocks_of(0, row);
+        let shared = self.prefixes.prefixes().iter().find_map(|prefix| {
+            let rows = self.prefixes.rows(prefix);
+            rows.contains(&(row as u32)).then(|| (rows[0] as usize, prefix.num_tokens))
+        });
+        let (reader, num_tokens) = shared.unwrap_or((row, 0));
+        let num_blocks = num_tokens / block_size;
+        let prefix = &self.blocks_of(0, reader)[..num_blocks];
+        (prefix.iter().chain(&own[num_blocks..]).copied().collect(), num_tokens)
     }
 
     /// The row whose last token a sampled row is drawn after.

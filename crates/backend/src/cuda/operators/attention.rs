@@ -1,9 +1,10 @@
 //! Attention: one kernel for rows of one new token, one for rows of several, and the plan by which
-//! both divide their work.
+//! both divide their work; [`cascade`]: where rows share prefixes.
 //!
 //! The plan depends on the step and on the layer's window, not on the layer, so it is computed by
 //! the first layer of each kind and used by the others.
 
+mod cascade;
 mod prefill;
 
 use std::{
@@ -19,8 +20,9 @@ use inflight_kernels::ops::{
     plan_attention::{PlanAttention, PlanAttentionParams, PlanLayout, head_groups},
 };
 
-use self::prefill::Prefill;
-use super::{check_buffer, kv_shape, word};
+pub(in crate::cuda) use self::cascade::prefix_rule;
+use self::{cascade::Cascade, prefill::Prefill};
+use super::{check_buffer, kv_shape, max_prefixes, word};
 use crate::{
     AttentionShape, BackendError, DeviceBatch, StepShape,
     cuda::{
@@ -45,6 +47,8 @@ pub(super) struct AttentionPlans {
     recomputed: CudaBuffer,
     /// By heads, and whether the products behind have weights in fp8.
     kernels: ByKey<(AttentionShape, bool), Kernels>,
+    /// Loaded when rows first share prefixes.
+    cascades: ByKey<AttentionShape, Cascade>,
     state: Mutex<State>,
 }
 
@@ -80,6 +84,8 @@ struct PlanKey {
     batch: CUdeviceptr,
     max_rows: usize,
     max_tokens: usize,
+    /// 0: steps never tell of any.
+    max_prefixes: usize,
     num_heads: usize,
     num_kv_heads: usize,
     head_dim: usize,
@@ -94,6 +100,8 @@ struct Plan {
     partials: CudaBuffer,
     arrivals: CudaBuffer,
     queue: CudaBuffer,
+    /// What shared prefixes came to, if steps tell of any.
+    prefix_parts: Option<CudaBuffer>,
 }
 
 impl AttentionPlans {
@@ -104,6 +112,7 @@ impl AttentionPlans {
             recomputed: CudaBuffer::zeroed(&loader.device, label, 1, Element::Word)?,
             planner: loader.load(PlanAttention)?,
             kernels: ByKey::default(),
+            cascades: ByKey::default(),
             state: Mutex::default(),
         })
     }
@@ -145,13 +154,23 @@ impl AttentionPlans {
         check_buffer(args.out, Element::Bf16, step.num_tokens * shape.q_len(), "attention: out");
         let load = || Kernels::load(loader, shape, self.numerics, before_codes);
         let kernels = self.kernels.get((shape, before_codes), load)?;
-        let key = PlanKey::of(args);
+        let key = PlanKey::of(args, self.numerics);
         let plan = self.plan(&key, &kernels, loader)?;
+        let cascade = self.cascade(&key, args, loader)?;
         if self.is_due(&key) {
-            self.planner.launch(&plan_params(&key, &plan, &kernels, args), stream)?;
+            let params = plan_params(&key, &plan, &kernels, args);
+            let params = match &cascade {
+                Some(cascade) => cascade.plan(&plan, args, params),
+                None => params,
+            };
+            self.planner.launch(&params, stream)?;
         }
         let decodes_only = decodes_only(step);
-        if (decodes_only || step.num_rows > 1) && !self.numerics.batch_invariant {
+        if let Some(cascade) = cascade {
+            let decode = self.decode_params(&key, &plan, args, SplitRows::default());
+            cascade.launch((&key, &plan), args, decode, stream)?;
+            stream.set_left(None);
+        } else if (decodes_only || step.num_rows > 1) && !self.numerics.batch_invariant {
             let len = shape.q_len();
             let leaves = kernels.decode.kernel().leaves_codes()
                 && decodes_only
@@ -168,6 +187,20 @@ impl AttentionPlans {
             return Ok(());
         }
         kernels.prefill_of(step).launch(&key, &plan, args, stream)
+    }
+
+    /// The kernels for this step's prefixes, if its rows share some and this layer sees them whole.
+    fn cascade(
+        &self,
+        key: &PlanKey,
+        args: &Attention<'_, CudaBackend>,
+        loader: &KernelLoader,
+    ) -> Result<Option<Arc<Cascade>>, BackendError> {
+        if args.step.num_prefixes == 0 || key.window != NO_WINDOW || key.max_prefixes == 0 {
+            return Ok(None);
+        }
+        let cache = kv_shape(self.numerics.kv_numbers()?, args.attention);
+        self.cascades.get(args.attention, || Cascade::load(loader, cache)).map(Some)
     }
 
     fn decode_params(
@@ -192,6 +225,11 @@ impl AttentionPlans {
             unified: 0,
             recomputed: self.recomputed.address(),
             split,
+            prefix_spans: 0,
+            row_prefixes: 0,
+            prefix_parts: 0,
+            prefix_tile: 0,
+            reserved: 0,
             num_rows: word(args.step.num_rows),
             max_rows: plan.layout.max_rows,
             num_heads: word(key.num_heads),
@@ -260,12 +298,13 @@ impl Kernels {
 }
 
 impl PlanKey {
-    fn of(args: &Attention<'_, CudaBackend>) -> Self {
+    fn of(args: &Attention<'_, CudaBackend>, numerics: Numerics) -> Self {
         let AttentionShape { num_heads, num_kv_heads, head_dim, block_size } = args.attention;
         Self {
             batch: args.batch.context_lens.address(),
             max_rows: args.batch.context_lens.len(),
             max_tokens: args.batch.token_ids.len(),
+            max_prefixes: if numerics.cascades() { max_prefixes(args.batch) } else { 0 },
             num_heads,
             num_kv_heads,
             head_dim,
@@ -298,7 +337,11 @@ impl Plan {
             max_rows,
             num_ctas: decode.num_ctas(),
             max_prefill_tiles: tiles.max(small_tiles),
+            max_prefixes: word(key.max_prefixes),
         };
+        let shares = key.max_prefixes > 0 && key.window == NO_WINDOW;
+        let cache = decode.cache();
+        let prefix_parts = shares.then(|| cascade::parts(key, cache, loader)).transpose()?;
         let (num_heads, num_kv_heads) = (word(key.num_heads), word(key.num_kv_heads));
         let num_arrivals = DecodeAttention::arrival_words(max_rows, num_heads, num_kv_heads);
         let alloc = |label, len, element| CudaBuffer::zeroed(&loader.device, label, len, element);
@@ -308,6 +351,7 @@ impl Plan {
             partials: alloc("attention partials", decode.partial_floats(), Element::F32)?,
             arrivals: alloc("attention arrivals", num_arrivals, Element::Word)?,
             queue: alloc("attention queue", 2, Element::Word)?,
+            prefix_parts,
         })
     }
 }
@@ -331,6 +375,12 @@ fn plan_params(
         prefill_tile: kernels.prefill_of(args.step).tile(key.group()),
         window: key.window,
         one_kernel: u32::from(kernels.small.is_some()),
-        reserved: 0,
+        prefix_tile: 0,
+        prefixes: 0,
+        prefix_rows: 0,
+        prefix_spans: 0,
+        row_prefixes: 0,
+        num_prefix_ctas: 0,
+        num_kv_heads: word(key.num_kv_heads),
     }
 }

@@ -29,6 +29,7 @@ use inflight_kernels::{
     },
 };
 
+pub(super) use self::attention::prefix_rule;
 use self::{attention::AttentionPlans, prompt_cuts::PromptCuts};
 use super::{
     backend::CudaBackend,
@@ -41,7 +42,7 @@ use super::{
 };
 use crate::{
     Activation, AttentionShape, BackendError, DeviceBatch, HistoryShape, KvLayout, OutputLayout,
-    StepShape, ops, ops::SamplingState,
+    SharedPrefixes, StepShape, ops, ops::SamplingState,
 };
 
 /// All kernels, and the working memory of those that need some.
@@ -212,6 +213,8 @@ impl Operators {
             bias_ids: batch.bias_ids.address(),
             bias_values: batch.bias_values.address(),
             more_groups,
+            prefixes: batch.prefixes.address(),
+            prefix_rows: batch.prefix_rows.address(),
             num_tokens: word(shape.num_tokens),
             num_rows: word(shape.num_rows),
             num_sampled: word(shape.num_sampled),
@@ -494,8 +497,15 @@ fn check_batch(batch: &DeviceBatch<CudaBackend>, shape: StepShape) {
         && shape.num_blocks <= batch.blocks.len()
         && shape.num_bias <= batch.bias_ids.len()
         && shape.num_more_groups == batch.more_groups.len()
-        && shape.num_more_groups <= MAX_MORE_GROUPS;
+        && shape.num_more_groups <= MAX_MORE_GROUPS
+        && shape.num_prefixes <= max_prefixes(batch)
+        && SharedPrefixes::ROW_WORDS * shape.num_prefix_rows <= batch.prefix_rows.len();
     assert!(fits, "a step of {shape:?} exceeds what the batch has room for");
+}
+
+/// Most prefixes that rows of a step share.
+fn max_prefixes(batch: &DeviceBatch<CudaBackend>) -> usize {
+    (batch.prefixes.len() - 2) / SharedPrefixes::WORDS
 }
 
 /// Asserts that a buffer holds what an operator takes from it.
