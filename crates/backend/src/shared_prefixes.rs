@@ -76,6 +76,11 @@ impl SharedPrefixes {
         self.rows.len()
     }
 
+    /// Tokens that rows need not read for themselves: all but one row of each prefix.
+    pub fn num_spared_tokens(&self) -> usize {
+        self.prefixes.iter().map(|prefix| (prefix.num_rows - 1) * prefix.num_tokens).sum()
+    }
+
     /// Finds the prefixes that save most. A row has one at most, and keeps its newest token, which
     /// the step itself writes, for itself.
     pub fn find(&mut self, tables: RowTables<'_>, rule: PrefixRule) {
@@ -376,5 +381,6 @@ mod tests {
         assert_eq!(prefixes, [128, 0, 3, 64, 3, 2]);
         assert_eq!(rows, [4, 0, 2, 0, 7, 0, 0, 1, 1, 1]);
         assert_eq!(SharedPrefixes::unpack(&prefixes, &rows), all);
+        assert_eq!(all.num_spared_tokens(), 2 * 128 + 64);
     }
 }

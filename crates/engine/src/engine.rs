@@ -389,6 +389,8 @@ impl<B: Backend> Engine<B> {
         self.stats.num_steps.fetch_add(1, Ordering::Relaxed);
         self.stats.note_progress();
         self.stats.num_computed_tokens.fetch_add(computed, Ordering::Relaxed);
+        let spared = self.inputs.prefixes.num_spared_tokens() as u64;
+        self.stats.num_cascaded_tokens.fetch_add(spared, Ordering::Relaxed);
         Ok(InFlight { io: id, batch, draw, late, probed, is_drawn, record })
     }
 

@@ -155,6 +155,8 @@ pub struct EngineStats {
     /// Tokens that went through the model: prompts, generated ones, and both again after a
     /// preemption.
     pub num_computed_tokens: AtomicU64,
+    /// Tokens of prefixes that rows of a batch shared and did not read for themselves.
+    pub num_cascaded_tokens: AtomicU64,
     /// Tokens generated.
     pub num_generated_tokens: AtomicU64,
     /// Those of them whose keys and values were moved to the host.

@@ -66,6 +66,9 @@ fn engine_figures(out: &mut Exposition, stats: &EngineStats) {
     out.counter("inflight_steps_total", "Batches launched.", count(&stats.num_steps));
     let computed = count(&stats.num_computed_tokens);
     out.counter("inflight_computed_tokens_total", "Tokens through the model.", computed);
+    let spared = count(&stats.num_cascaded_tokens);
+    let help = "Tokens of shared prefixes that a row did not read for itself.";
+    out.counter("inflight_cascaded_tokens_total", help, spared);
     let preempted = count(&stats.num_preemptions);
     out.counter("inflight_preemptions_total", "Sequences that gave way to others.", preempted);
 }
