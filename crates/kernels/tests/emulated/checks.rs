@@ -144,6 +144,7 @@ fn what_is_wrong_is_found() {
     check(kernel!("memory[4 * i + 4] = 0;"), 64, "wrote 0 bytes behind its shared memory");
     check(kernel!("copy16_or_zero(shared + 8, p.from, true);"), 32, "16 bytes of shared memory at");
     check(kernel!("copy16_or_zero(shared, p.from + 1, true);"), 32, "a copy of 16 bytes from 0x");
+    check(kernel!("p.to[i] = *reinterpret_cast<u32*>(4096);"), 32, "reads or writes at 0x1000");
     check(kernel!("p.to[i] = __any_sync(1u, 1);"), 32, "__any_sync of some lanes only");
 }
 

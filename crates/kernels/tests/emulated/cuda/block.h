@@ -1,10 +1,11 @@
 // A block: its threads, its shared memory, and where threads wait for each other.
 //
 // A thread is a fiber: it runs until it must wait for others and then goes back to the loop of
-// `run_block`. Where threads meet (a barrier, a shuffle, a matrix product) each leaves the address
+// `run_warp`. Where threads meet (a barrier, a shuffle, a matrix product) each leaves the address
 // of its operands; the last to arrive does the work of all of them, and they run on.
 #pragma once
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -66,6 +67,28 @@ __attribute__((noinline)) static void back_to_scheduler() {
     va_end(arguments);
     has_failed = true;
     _longjmp(scheduler, 1);
+}
+
+// ---- addresses of nothing ----
+
+static thread_local bool runs_here;
+static struct sigaction before_us;
+
+static void on_fault(int signal, siginfo_t* info, void* context) {
+    if (runs_here) fail("reads or writes at %p, where there is no memory", info->si_addr);
+    if (before_us.sa_flags & SA_SIGINFO) before_us.sa_sigaction(signal, info, context);
+    // Handled by nobody: the same fault, once more, ends the process.
+    if (!(before_us.sa_flags & SA_SIGINFO)) sigaction(signal, &before_us, nullptr);
+}
+
+static void catch_faults() {
+    static bool is_done = false;
+    if (is_done) return;
+    struct sigaction ours = {};
+    ours.sa_sigaction = on_fault;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER; // It does not return.
+    sigaction(SIGSEGV, &ours, &before_us);
+    is_done = true;
 }
 
 // ---- where threads meet ----
@@ -197,7 +220,11 @@ static void begin_block() {
 __attribute__((noinline)) static void resume(Thread& thread) {
     running = &thread;
     threadIdx = thread.index;
-    if (_setjmp(scheduler) != 0) return;
+    if (_setjmp(scheduler) != 0) {
+        runs_here = false;
+        return;
+    }
+    runs_here = true;
     if (thread.has_begun) _longjmp(thread.at, 1);
     thread.has_begun = true;
     setcontext(&thread.start);
@@ -231,17 +258,35 @@ static void say_who_waits() {
     has_failed = true;
 }
 
-static void run_block(std::vector<unsigned>& order) {
+// Lets the threads of a warp, from `first` on, run as far as they can without other warps: far
+// ahead of those, which is how a missing barrier shows. Whether any could run at all.
+static bool run_warp(unsigned first) {
+    static std::vector<unsigned> lanes(32);
+    unsigned size = min(num_threads - first, 32);
+    lanes.resize(size);
+    for (unsigned i = 0; i < size; i++) lanes[i] = first + i;
+    bool has_run = false, goes_on = true;
+    while (goes_on && !has_failed) {
+        goes_on = false;
+        shuffle(lanes);
+        for (unsigned i = 0; i < size && !has_failed; i++) {
+            if (threads[lanes[i]].state != READY) continue;
+            resume(threads[lanes[i]]);
+            has_run = goes_on = true;
+        }
+    }
+    return has_run;
+}
+
+static void run_block() {
     begin_block();
+    std::vector<unsigned> order((num_threads + 31) / 32);
+    for (size_t i = 0; i < order.size(); i++) order[i] = i;
     bool goes_on = true;
     while (goes_on && !has_failed) {
         goes_on = false;
         shuffle(order);
-        for (size_t i = 0; i < order.size() && !has_failed; i++) {
-            if (threads[order[i]].state != READY) continue;
-            resume(threads[order[i]]);
-            goes_on = true;
-        }
+        for (unsigned warp : order) goes_on |= run_warp(32 * warp);
     }
     for (unsigned i = 0; i < num_threads && !has_failed; i++) {
         if (threads[i].state != ENDED) say_who_waits();

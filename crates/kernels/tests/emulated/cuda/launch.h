@@ -28,15 +28,15 @@ static const char* run_grid(const Grid& grid, void (*kernel)()) {
         return "more threads or shared memory than a GPU has";
     }
     make_fibers();
-    std::vector<unsigned> order(num_threads), blocks(gridDim.x * gridDim.y * gridDim.z);
-    for (unsigned i = 0; i < num_threads; i++) order[i] = i;
+    catch_faults();
+    std::vector<unsigned> blocks(gridDim.x * gridDim.y * gridDim.z);
     for (unsigned i = 0; i < blocks.size(); i++) blocks[i] = i;
     shuffle(blocks);
     for (size_t i = 0; i < blocks.size() && !has_failed; i++) {
         unsigned block = blocks[i];
         blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y,
                     block / gridDim.x / gridDim.y};
-        run_block(order);
+        run_block();
     }
     return has_failed ? failure : nullptr;
 }
