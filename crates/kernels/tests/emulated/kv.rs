@@ -74,10 +74,15 @@ impl Cache {
         }
     }
 
+    /// A token's head as it is stored, but for its scales.
+    pub(crate) fn codes(&self, place: Place) -> &[u8] {
+        &self.bytes.as_slice()[self.codes_at(place)..][..self.shape.head_bytes() as usize]
+    }
+
     /// A token's head.
     pub(crate) fn read(&self, place: Place) -> Vec<f64> {
         let bytes = self.bytes.as_slice();
-        let codes = &bytes[self.codes_at(place)..][..self.shape.head_bytes() as usize];
+        let codes = self.codes(place);
         let scales = || {
             let words =
                 bytes[self.scales_at(place)..][..self.shape.scale_bytes() as usize].chunks(4);

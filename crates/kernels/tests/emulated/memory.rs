@@ -87,4 +87,8 @@ impl Dice {
     pub(crate) fn bf16s(&mut self, len: usize, greatest: f32) -> Vec<bf16> {
         (0..len).map(|_| bf16::from_f32(self.number() * greatest)).collect()
     }
+
+    pub(crate) fn f32s(&mut self, len: usize, greatest: f32) -> Vec<f32> {
+        (0..len).map(|_| self.number() * greatest).collect()
+    }
 }

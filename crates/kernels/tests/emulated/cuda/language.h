@@ -6,6 +6,8 @@
 
 #define __device__
 #define __global__
+#define __noinline__ __attribute__((noinline))
+#define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
