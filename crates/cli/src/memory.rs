@@ -85,7 +85,7 @@ fn fit(
     ensure!(room > 0, "weights and steps leave no GPU memory for the KV cache");
     engine.num_blocks = wanted.min(room);
     let kv_cache = engine.num_blocks * block;
-    give_host_memory(&mut engine, model, resolved.host_bytes, block)?;
+    give_host_memory(&mut engine, model, resolved.host_bytes, block);
     let swap = engine.memory.num_swap_blocks * block;
     let MemoryPlan { total, weights, working: steps, .. } = planned;
     let free = total.saturating_sub(weights + steps + kv_cache);

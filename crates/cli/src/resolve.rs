@@ -171,7 +171,7 @@ pub(crate) fn resolve_on_cpu(
     check_blocks(&engine, model, kv_dtype)?;
     let host_bytes = resolve_host_bytes(&args.memory, machine.memory_bytes)?;
     let block_bytes = bytes_per_block(&engine, model, kv_dtype);
-    give_host_memory(&mut engine, model, host_bytes, block_bytes)?;
+    give_host_memory(&mut engine, model, host_bytes, block_bytes);
     let num_threads = args.threads.map_or(machine.num_cores, |threads| threads.get() as usize);
     let simd = resolve_simd(args)?;
     Ok(OnCpu { cpu: CpuConfig { num_threads, kv_dtype, weights, simd }, engine })

@@ -220,7 +220,7 @@ fn engine(
         engine.num_blocks
     );
     let host_bytes = resolve_host_bytes(&args.memory, HOST_BYTES)?;
-    give_host_memory(&mut engine, model, host_bytes, block_bytes)?;
+    give_host_memory(&mut engine, model, host_bytes, block_bytes);
     Ok(engine)
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use inflight_engine::{EngineConfig, Preemption};
-use inflight_model::{LayerGroups, ModelConfig};
+use inflight_model::ModelConfig;
 
 use crate::args::MemoryArgs;
 
@@ -53,21 +53,12 @@ fn bytes(gib: f64, flag: &str) -> Result<usize> {
 ///
 /// For requests that give way: none if nobody ever has to, and at most one for every token that may
 /// have to. Cold prefixes have what was asked for; both share all of it.
-///
-/// # Errors
-/// If cold prefixes are to be kept of a model with several layer groups.
 pub(crate) fn give_host_memory(
     engine: &mut EngineConfig,
     model: &ModelConfig,
     bytes: HostBytes,
     block_bytes: usize,
-) -> Result<()> {
-    let num_groups = LayerGroups::new(model).num_groups();
-    ensure!(
-        num_groups == 1 || bytes.cache == 0,
-        "--host-cache is for models whose layers all look back equally far; those of this one form \
-         {num_groups} groups with blocks of their own"
-    );
+) {
     let most = engine.blocks_per_sequence(model).saturating_mul(engine.max_num_seqs);
     let memory = &mut engine.memory;
     let is_of_use = memory.preemption != Preemption::Recompute && most > engine.num_blocks;
@@ -77,5 +68,4 @@ pub(crate) fn give_host_memory(
     memory.num_swap_blocks = for_swap + for_cache;
     memory.keeps_cold_prefixes = for_cache > 0;
     memory.max_moved_blocks = (MOST_MOVED_BYTES / block_bytes).max(1);
-    Ok(())
 }

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 
 use inflight_backend::{CpuBackend, CpuConfig, KvDtype, WeightPrecision};
 use inflight_engine::{
-    Engine, EngineConfig, EngineHandle, KvKeep, KvWindow, MemoryConfig, Preemption, RequestSpec,
+    CacheFileOptions, Engine, EngineConfig, EngineHandle, KvKeep, KvWindow, MemoryConfig,
+    Preemption, RequestSpec,
 };
 use inflight_model::{Decoder, LayerGroups, ModelFiles, eval::logits_from};
 use support::{Client, Running, config, submit, submit_outputs};
@@ -68,6 +69,17 @@ fn greedy(model: &str, spec: &RequestSpec) -> Vec<u32> {
     tokens.split_off(spec.prompt.len())
 }
 
+/// Cold prefixes are kept on the host, and all that is found there is moved.
+fn tiered() -> MemoryConfig {
+    MemoryConfig {
+        preemption: Preemption::Swap,
+        num_swap_blocks: 2000,
+        keeps_cold_prefixes: true,
+        max_moved_blocks: 9,
+        ..MemoryConfig::default()
+    }
+}
+
 fn outputs(clients: Vec<Client>) -> Vec<Vec<u32>> {
     clients.into_iter().map(|client| client.wait().ids()).collect()
 }
@@ -85,7 +97,7 @@ fn every_schedule_gives_the_tokens_of_whole_passes() {
         let specs = requests();
         let expected: Vec<_> = specs.iter().map(|spec| greedy(model, spec)).collect();
         let mut num_preemptions = 0;
-        let mut num_swaps = 0;
+        let (mut num_swaps, mut num_fetched) = (0, 0);
         for overlap in [false, true] {
             for (num_blocks, memory) in [
                 (1000, plain.clone()),
@@ -93,6 +105,7 @@ fn every_schedule_gives_the_tokens_of_whole_passes() {
                 (small, plain.clone()),
                 (small, MemoryConfig::default()),
                 (small, swap.clone()),
+                (small, tiered()),
             ] {
                 let config = EngineConfig { num_blocks, memory, ..config(overlap) };
                 let engine = start(model, config.clone());
@@ -106,9 +119,11 @@ fn every_schedule_gives_the_tokens_of_whole_passes() {
                 assert_eq!(stats.memory.num_leaked_blocks.load(Ordering::Relaxed), 0);
                 num_preemptions += stats.num_preemptions.load(Ordering::Relaxed);
                 num_swaps += stats.num_swaps.load(Ordering::Relaxed);
+                num_fetched += stats.memory.num_fetched.load(Ordering::Relaxed);
             }
         }
-        assert!(num_preemptions > 0 && num_swaps > 0, "{num_preemptions}, {num_swaps}");
+        let counts = [num_preemptions, num_swaps, num_fetched];
+        assert!(counts.iter().all(|count| *count > 0), "{model}: {counts:?}");
     }
 }
 
@@ -162,6 +177,57 @@ fn a_prompt_that_was_computed_is_found_in_all_groups() {
         // 98 tokens and 30, of which the last has no keys: 31 blocks of four are full.
         assert_eq!(num_found, 124);
         engine.stop();
+    }
+}
+
+/// Other chats have taken all blocks since; a chat that goes on begins with what the host has, and
+/// after a restart with what a file has.
+#[test]
+fn a_chat_comes_back_from_the_host_and_from_a_file() {
+    for ((model, overlap), num_blocks) in
+        MODELS.into_iter().zip([false, true, true]).zip([130, 160, 190])
+    {
+        let name = format!("inflight-{}-groups-{model}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let config = EngineConfig { num_blocks, memory: tiered(), ..config(overlap) };
+        let start = || {
+            let (mut engine, handle) = engine(model, config.clone());
+            let file = CacheFileOptions {
+                path: path.clone(),
+                max_bytes: 64 << 20,
+                content: model.to_owned(),
+            };
+            engine.keep_in_file(&file).unwrap();
+            Running { handle, thread: std::thread::spawn(|| engine.run()) }
+        };
+        let engine = start();
+        let first = RequestSpec { max_tokens: Some(30), ..requests()[5].clone() };
+        let mut prompt = first.prompt.clone();
+        prompt.extend(engine.submit(first.clone()).wait().ids());
+        prompt.extend([9, 8, 7]);
+        let next = RequestSpec { prompt, ..first };
+        let expected = greedy(model, &next);
+        for other in 1..6 {
+            let prompt = (0..150).map(|i| (i * other + other) % 200).collect();
+            let other = RequestSpec { prompt, max_tokens: Some(9), ..RequestSpec::default() };
+            engine.submit(other).wait();
+        }
+        // Its 128 tokens are 31 full blocks that all groups' last windows are there for.
+        let (after, num_found) = engine.submit(next.clone()).wait_and_count();
+        assert_eq!((after.ids(), num_found), (expected.clone(), 124), "{model}");
+        let handle = engine.handle.clone();
+        engine.stop();
+        let memory = &handle.stats().memory;
+        assert!(memory.num_fetched.load(Ordering::Relaxed) > 31);
+        assert_eq!(memory.num_leaked_blocks.load(Ordering::Relaxed), 0);
+
+        let engine = start();
+        let (again, num_found) = engine.submit(next).wait_and_count();
+        assert_eq!((again.ids(), num_found), (expected, 128), "{model}");
+        let handle = engine.handle.clone();
+        engine.stop();
+        std::fs::remove_file(&path).unwrap();
+        assert!(handle.stats().memory.num_read.load(Ordering::Relaxed) > 31);
     }
 }
 

@@ -154,9 +154,11 @@ impl GroupTables {
         })
     }
 
-    /// Gives all blocks back.
+    /// Gives all blocks back. Those of the first group last, so that the prefix cache evicts none
+    /// of them before what is found through it.
     pub fn release(&mut self, cache: &mut KvCache) {
-        self.groups_mut().for_each(|group| group.table.release(cache));
+        self.others.iter_mut().for_each(|group| group.table.release(cache));
+        self.first.table.release(cache);
     }
 
     /// As [`BlockTable::make_private`], in every group.
@@ -187,39 +189,52 @@ impl GroupTables {
         }
     }
 
-    /// How many of the first group's found blocks a sequence can begin with: all groups must have
-    /// what a row behind them sees.
+    /// How many blocks a sequence can begin with of the `num_first` that the first group has: all
+    /// groups must have what a row behind them sees. `found` are those of the first group that are
+    /// on the device; of group `g`, `is_elsewhere(g, i)` says whether block `i` can be moved there.
+    ///
+    /// What a group begins with is found on the device as far as possible, and the rest moved:
+    ///
+    /// ```text
+    ///   group 0   [ found | found | found | found | moved | moved ]
+    ///   group 1                   [ found | moved | moved | moved ]    a window
+    ///                                             num_usable = 6  ▲
+    /// ```
     #[must_use]
-    pub fn num_usable(&self, found: &[BlockId], cache: &KvCache) -> usize {
+    pub fn num_usable(
+        &self,
+        found: &[BlockId],
+        num_first: usize,
+        is_elsewhere: impl Fn(usize, usize) -> bool,
+        cache: &KvCache,
+    ) -> usize {
         if self.others.is_empty() {
-            return found.len();
+            return num_first;
         }
-        let mut is_usable = vec![true; found.len() + 1];
+        let mut is_usable = vec![true; num_first + 1];
         for (group, number) in self.others.iter().zip(1..) {
-            let mut run = 0;
-            for (&block, end) in found.iter().zip(1..) {
-                run = if cache.companion(block, number).is_some() { run + 1 } else { 0 };
-                is_usable[end] &= run >= end - group.num_blocks_unseen(end);
+            // What lies between these and `end` is on the device; is there or can be moved behind.
+            let (mut from_found, mut from) = (0, 0);
+            for (end, is_usable) in is_usable.iter_mut().enumerate().skip(1) {
+                let is_found = beside(found, end - 1, number, cache).is_some();
+                from_found = if is_found { from_found } else { end };
+                from = if is_elsewhere(number, end - 1) { from } else { from_found };
+                *is_usable &= from <= group.num_blocks_unseen(end);
             }
         }
         is_usable.iter().rposition(|usable| *usable).unwrap_or(0)
     }
 
-    /// What the other groups begin with behind the first one's `found`.
-    ///
-    /// # Panics
-    /// When not all of them are [usable](Self::num_usable).
+    /// What each group begins with of a row behind so many blocks, as far as it is on the device:
+    /// `found` are those of the first group.
     #[must_use]
-    pub fn companions(&self, found: &[BlockId], cache: &KvCache) -> Vec<TableStart> {
-        let start = |(group, number): (&Group, usize)| {
-            let num_unseen = group.num_blocks_unseen(found.len());
-            let companion = |&block: &BlockId| {
-                cache.companion(block, number).expect("usable blocks have companions")
-            };
-            let blocks = found[num_unseen..].iter().map(companion).collect();
-            TableStart::found(blocks, num_unseen * group.table.block_size())
+    pub fn found(&self, found: &[BlockId], num_blocks: usize, cache: &KvCache) -> Vec<TableStart> {
+        let start = |(number, group): (usize, &Group)| {
+            let num_unseen = group.num_blocks_unseen(num_blocks);
+            let blocks = (num_unseen..num_blocks).map_while(|i| beside(found, i, number, cache));
+            TableStart::found(blocks.collect(), num_unseen * group.table.block_size())
         };
-        self.others.iter().zip(1..).map(start).collect()
+        self.groups().enumerate().map(start).collect()
     }
 
     /// Of each group the blocks that a row that begins at `start` sees.
@@ -265,6 +280,12 @@ impl GroupTables {
     }
 }
 
+/// What group `number` has of the same tokens as number `index` of the first group's blocks.
+fn beside(found: &[BlockId], index: usize, number: usize, cache: &KvCache) -> Option<BlockId> {
+    let of = *found.get(index)?;
+    if number == 0 { Some(of) } else { cache.companion(of, number) }
+}
+
 impl Group {
     fn num_to_drop(&self, start: usize) -> usize {
         self.retention.num_dropped(start, self.table.block_size())
@@ -279,6 +300,11 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::ops::Range;
+
+    use proptest::prelude::*;
+
     use super::*;
     use crate::PrefixKey;
 
@@ -309,7 +335,8 @@ mod tests {
     }
 
     fn usable(tokens: &[u32], cache: &KvCache) -> usize {
-        tables().num_usable(&cache.find(&chain(tokens), tokens, 99), cache)
+        let found = cache.find(&chain(tokens), tokens, 99);
+        tables().num_usable(&found, found.len(), |_, _| false, cache)
     }
 
     #[test]
@@ -341,17 +368,97 @@ mod tests {
         // Behind two blocks a row sees positions 3 to 7, whose first block is gone.
         assert_eq!((usable(&tokens, &cache), usable(&tokens[..8], &cache)), (5, 0));
         let found = cache.find(&chain(&tokens), &tokens, 99);
-        let others = tables().companions(&found, &cache);
+        let starts = tables().found(&found, found.len(), &cache);
         let kept: Vec<BlockId> = old.iter().nth(1).unwrap().blocks().to_vec();
-        assert_eq!((others[0].num_dropped, &others[0].blocks[..]), (12, &kept[kept.len() - 2..]));
+        assert_eq!((starts[1].num_dropped, &starts[1].blocks[..]), (12, &kept[kept.len() - 2..]));
         let mut new = tables();
-        let starts: Vec<_> = [TableStart::found(found, 0)].into_iter().chain(others).collect();
         new.adopt(&starts, &mut cache);
         new.grow(20, (21, 4), &mut cache).unwrap_err();
         new.release(&mut cache);
         old.release(&mut cache);
         taken.into_iter().for_each(|block| cache.free(block));
         assert_eq!((cache.num_available(), cache.check_integrity()), (10, Ok(())));
+    }
+
+    /// What is where of one group: on the device, elsewhere, or both.
+    type Places = Vec<[bool; 2]>;
+
+    /// Whether a group has what a row behind `end` blocks sees: some on the device, then some
+    /// elsewhere.
+    fn has_all(places: &Places, num_unseen: usize, end: usize) -> bool {
+        let all = |range: Range<usize>, place: usize| range.into_iter().all(|i| places[i][place]);
+        (num_unseen..=end).any(|split| all(num_unseen..split, 0) && all(split..end, 1))
+    }
+
+    proptest! {
+        #[test]
+        fn a_beginning_is_found_and_then_moved(
+            num_found in 0usize..12,
+            window in 1usize..40,
+            places in prop::collection::vec(prop::collection::vec(any::<[bool; 2]>(), 16), 2),
+        ) {
+            let mut cache = KvCache::new(64, true);
+            let tokens: Vec<u32> = (0..64).collect();
+            let mut first = BlockTable::new(BLOCK);
+            first.grow_to(BLOCK * num_found, &mut cache).unwrap();
+            first.cache_full_blocks(BLOCK * num_found, &chain(&tokens), &tokens, &mut cache);
+            let mut places: Vec<Places> = places;
+            let tables = GroupTables::new(BLOCK, Retention::All, &[Some(window), None]);
+            for (group, places) in (1..).zip(&mut places) {
+                for (i, place) in places.iter_mut().enumerate() {
+                    // Nothing is found but beside the first group's.
+                    place[0] &= i < num_found;
+                    if place[0] {
+                        let block = cache.allocate().unwrap();
+                        prop_assert_eq!(cache.attach(block, first.blocks()[i], group), None);
+                    }
+                }
+            }
+            let is_elsewhere = |group: usize, i: usize| places[group - 1][i][1];
+            let usable = tables.num_usable(first.blocks(), 16, is_elsewhere, &cache);
+            // The token behind `end` blocks sees `window` tokens, itself included.
+            let unseen = |end: usize| (BLOCK * end + 1).saturating_sub(window) / BLOCK;
+            let can_begin = |end: &usize| {
+                let end = *end;
+                has_all(&places[0], unseen(end), end) && has_all(&places[1], 0, end)
+            };
+            prop_assert_eq!(usable, (0..=16).rev().find(can_begin).unwrap());
+            // What is not on the device of what it begins with is elsewhere.
+            let starts = tables.found(first.blocks(), usable, &cache);
+            prop_assert_eq!(starts[1].num_dropped, BLOCK * unseen(usable));
+            for (group, start) in starts.iter().enumerate().skip(1) {
+                prop_assert!((start.end(BLOCK)..usable).all(|i| is_elsewhere(group, i)));
+            }
+            prop_assert_eq!(starts[0].end(BLOCK), usable.min(num_found));
+        }
+    }
+
+    #[test]
+    fn what_goes_with_a_block_has_a_name_of_its_own() {
+        let mut cache = KvCache::new(20, true);
+        let tokens: Vec<u32> = (0..8).collect();
+        let named = |tokens: &[u32]| {
+            let mut chain = PrefixChain::new(PrefixKey::default(), BLOCK).with_names();
+            chain.extend(tokens);
+            chain
+        };
+        let mut tables = tables();
+        tables.grow(0, (8, 8), &mut cache).unwrap();
+        tables.cache_full_blocks(8, &named(&tokens), &tokens, &mut cache);
+        let blocks: Vec<Vec<BlockId>> =
+            tables.iter().map(|table| table.blocks().iter().rev().copied().collect()).collect();
+        tables.release(&mut cache);
+        // What is found through others goes first, and of each group the end.
+        let expected = [1, 0].map(|group| {
+            let names =
+                named(&tokens).names().iter().rev().map(|name| name.of_group(group)).collect();
+            blocks[group].iter().copied().zip::<Vec<_>>(names).collect::<Vec<_>>()
+        });
+        let offered: Vec<_> = std::iter::from_fn(|| cache.offer()).collect();
+        assert_eq!(offered, expected.concat());
+        let names: HashSet<_> = offered.iter().map(|(_, name)| *name).collect();
+        assert_eq!(names.len(), 4);
+        assert_eq!(named(&tokens).names()[0].of_group(0), named(&tokens).names()[0]);
     }
 
     #[test]
@@ -363,10 +470,19 @@ mod tests {
         assert_eq!((cache.num_free(), cache.num_findable()), (12, 4));
         a.release(&mut cache);
         b.release(&mut cache);
-        // What goes with an evicted block can be found no more.
-        let taken: Vec<_> = (0..13).map(|_| cache.allocate().unwrap()).collect();
-        assert_eq!((cache.num_free(), cache.num_findable()), (1, 2));
-        assert_eq!((taken.len(), cache.check_integrity()), (13, Ok(())));
+        // The second group's second block becomes the latest that was used.
+        let found = cache.find(&chain(&tokens), &tokens, 99);
+        let latest = cache.companion(found[1], 1).unwrap();
+        cache.retain(latest);
+        cache.free(latest);
+        // What goes with an evicted block can be found no more: its first block goes alone, the
+        // first group's second one takes the latest along.
+        let take = |num: usize, cache: &mut KvCache| {
+            (0..num).for_each(|_| assert!(cache.allocate().is_some()));
+            (cache.num_free(), cache.num_findable(), cache.check_integrity())
+        };
+        assert_eq!(take(13, &mut cache), (0, 3, Ok(())));
+        assert_eq!(take(1, &mut cache), (1, 1, Ok(())));
     }
 
     #[test]

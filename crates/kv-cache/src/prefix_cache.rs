@@ -224,11 +224,17 @@ impl PrefixCache {
     pub(crate) fn offer(&mut self) -> Option<(BlockId, BlockName)> {
         loop {
             let block = self.unheld.pass()?;
-            let node = self.nodes[block.index()].as_ref();
-            if let Some(name) = node.and_then(|node| node.name) {
+            if let Some(name) = self.name(block) {
                 return Some((block, name));
             }
         }
+    }
+
+    /// The name of a block that can be found, if it has one.
+    fn name(&self, block: BlockId) -> Option<BlockName> {
+        let companion = self.companions[block.index()];
+        let (of, group) = companion.map_or((block, 0), |Companion { of, group }| (of, group));
+        Some(self.nodes[of.index()].as_ref()?.name?.of_group(group))
     }
 
     /// Number of blocks that only the cache holds and that were offered.

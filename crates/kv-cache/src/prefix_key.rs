@@ -49,6 +49,18 @@ impl BlockHash {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockName(pub [u8; 32]);
 
+impl BlockName {
+    /// The name of what layer group `group` has of the same tokens; the first group's is that of
+    /// the tokens.
+    ///
+    /// Digests that differ in their last byte alone are as hard to find as equal ones.
+    #[must_use]
+    pub fn of_group(mut self, group: usize) -> Self {
+        self.0[31] ^= u8::try_from(group).expect("a model has fewer than 256 layer groups");
+        self
+    }
+}
+
 impl fmt::Debug for BlockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().take(6).try_for_each(|byte| write!(f, "{byte:02x}"))

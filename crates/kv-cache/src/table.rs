@@ -57,6 +57,12 @@ impl TableStart {
     pub fn found(blocks: Vec<BlockId>, num_dropped: usize) -> Self {
         Self { num_cached: blocks.len(), blocks, num_dropped }
     }
+
+    /// Number of blocks up to the end of these, those of dropped tokens included.
+    #[must_use]
+    pub fn end(&self, block_size: usize) -> usize {
+        self.num_dropped / block_size + self.blocks.len()
+    }
 }
 
 /// A block whose content is to be copied on the device, before anything else of its batch.

@@ -12,7 +12,7 @@
 //!
 //! `gate.rs` has the conditions that a policy adds.
 
-use inflight_kv_cache::{BlockId, HostBlockId, Retention, TableStart};
+use inflight_kv_cache::{BlockId, HostBlockId, OnHost, TableStart};
 
 use crate::batch::Batch;
 use crate::decision::HeldBack;
@@ -31,22 +31,10 @@ struct Beginning {
     /// Of each layer group: blocks that were found, or those of the sequence that has computed the
     /// same prompt.
     starts: Vec<TableStart>,
-    /// Blocks that the host keeps, to be fetched behind those of the first group.
-    fetched: Vec<HostBlockId>,
+    /// Of each layer group: blocks that the host keeps, to be fetched behind those.
+    fetched: Vec<Vec<HostBlockId>>,
     /// Positions that need no computing.
     num_computed: usize,
-}
-
-impl Beginning {
-    /// Leaves out of the first group's blocks what nothing that is to be computed sees.
-    fn drop_unseen(&mut self, retention: Retention, block_size: usize) {
-        let num_dropped = retention.num_dropped(self.num_computed, block_size);
-        let num_blocks = num_dropped / block_size;
-        let found = &self.starts[0].blocks;
-        let num_found = num_blocks.min(found.len());
-        self.starts[0] = TableStart::found(found[num_found..].to_vec(), num_dropped);
-        self.fetched.drain(..num_blocks - num_found);
-    }
 }
 
 impl Scheduler {
@@ -144,31 +132,40 @@ impl Scheduler {
     /// What was found on the device and what the host has, unless some of it is on its way there.
     fn cached_beginning(&self, sequence: &Sequence) -> Option<Beginning> {
         let block_size = self.config.block_size;
-        let found = self.find_prefix(sequence);
-        let mut num_computed = found.len() * block_size;
-        let first = |others: Vec<TableStart>, found| {
-            [TableStart::found(found, 0)].into_iter().chain(others).collect()
-        };
-        if let Some(swapped) = &sequence.swapped
-            && swapped.num_computed >= num_computed
-        {
-            num_computed = swapped.num_computed;
-            let starts = first(sequence.tables.empty_others(num_computed), found);
+        let found = self.find_first(sequence);
+        let num_usable = self.num_usable(sequence, &found);
+        if let Some(swapped) = &sequence.swapped {
+            let num_computed = swapped.num_computed;
+            if num_computed < num_usable * block_size {
+                return Some(self.beginning(sequence, &found, num_usable));
+            }
+            let first = TableStart::found(found[..num_usable].to_vec(), 0);
+            let others = sequence.tables.empty_others(num_computed);
+            let starts = [first].into_iter().chain(others).collect();
             return Some(Beginning { starts, fetched: Vec::new(), num_computed });
         }
-        let mut fetched = Vec::new();
-        // All of a prompt that is probed is computed.
-        if sequence.swapped.is_none() && !sequence.probes_prompt {
-            let on_host = self.find_on_host(sequence, found.len())?;
-            if self.is_better_fetched(on_host.len()) {
-                num_computed += on_host.len() * block_size;
-                fetched = on_host;
-            }
-        }
-        let starts = first(sequence.tables.companions(&found, &self.cache), found);
-        let mut beginning = Beginning { starts, fetched, num_computed };
-        beginning.drop_unseen(sequence.retention, block_size);
-        Some(beginning)
+        let num_blocks = self.find_on_host(sequence, &found, num_usable)?;
+        let beginning = self.beginning(sequence, &found, num_blocks);
+        let num_fetched = beginning.fetched.iter().map(Vec::len).sum();
+        let num_tokens = (num_blocks - num_usable) * block_size;
+        let is_better = num_fetched == 0 || self.is_better_fetched(num_fetched, num_tokens);
+        Some(if is_better { beginning } else { self.beginning(sequence, &found, num_usable) })
+    }
+
+    /// So many blocks of each layer group, as far as a row behind them sees them: what is on the
+    /// device, where `found` are the first group's, and the rest from the host.
+    fn beginning(&self, sequence: &Sequence, found: &[BlockId], num_blocks: usize) -> Beginning {
+        let starts = sequence.tables.found(found, num_blocks, &self.cache);
+        let kept = |name| match self.swap.find(&name) {
+            OnHost::Kept(block) => block,
+            state => panic!("what a sequence begins with is {state:?} on the host"),
+        };
+        let fetched = (0..).zip(&starts).map(|(group, start)| {
+            let names = self.names_behind(sequence, start, (group, num_blocks));
+            names.map(kept).collect()
+        });
+        let fetched = fetched.collect();
+        Beginning { starts, fetched, num_computed: num_blocks * self.config.block_size }
     }
 
     /// The whole prompt but its last token, if the sequence that computes it for both runs.
@@ -285,10 +282,10 @@ impl Scheduler {
     fn load(&mut self, id: SequenceId, beginning: &Beginning) {
         let sequence = self.sequences.get_mut(&id).expect("waiting sequences have a record");
         let first = &beginning.starts[0];
-        let num_before = first.num_dropped / self.config.block_size + first.blocks.len();
+        let num_before = first.end(self.config.block_size);
         let swapped = sequence.swapped.take();
         let on_host: Vec<&[HostBlockId]> = match &swapped {
-            None => vec![&beginning.fetched],
+            None => beginning.fetched.iter().map(Vec::as_slice).collect(),
             // More than it had was found.
             Some(swapped) if swapped.num_computed < beginning.num_computed => Vec::new(),
             Some(Swapped { groups, .. }) => {
@@ -306,7 +303,7 @@ impl Scheduler {
                 sequence.num_arriving += 1;
             }
         }
-        self.host.num_fetched += beginning.fetched.len() as u64;
+        self.host.num_fetched += beginning.fetched.iter().map(Vec::len).sum::<usize>() as u64;
         // From here on the moves hold what is still to be read.
         swapped.iter().flat_map(Swapped::blocks).for_each(|block| self.swap.free(block));
     }

@@ -69,13 +69,9 @@ impl SchedulerConfig {
                 max_num_seqs,
             });
         }
-        let MemoryConfig { num_swap_blocks, max_moved_blocks, keeps_cold_prefixes, .. } =
-            self.memory;
+        let MemoryConfig { num_swap_blocks, max_moved_blocks, .. } = self.memory;
         if u32::try_from(num_swap_blocks).is_err() {
             return Err(SchedulerError::SwapSpaceTooLarge { num_swap_blocks });
-        }
-        if keeps_cold_prefixes && !self.other_windows.is_empty() {
-            return Err(SchedulerError::ColdPrefixesOfGroups);
         }
         if num_swap_blocks > 0 && max_moved_blocks == 0 {
             return Err(SchedulerError::ZeroLimit { field: "max_moved_blocks" });

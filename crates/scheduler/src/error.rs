@@ -38,10 +38,6 @@ pub enum SchedulerError {
         num_swap_blocks: usize,
     },
 
-    /// What is kept of a prefix on the host is named by its tokens alone.
-    #[error("keeps_cold_prefixes needs a model whose layers all look back equally far")]
-    ColdPrefixesOfGroups,
-
     /// More token places than a 32-bit slot mapping can address.
     #[error("num_blocks ({num_blocks}) times block_size ({block_size}) must fit 32 bits")]
     CacheTooLarge {

@@ -50,27 +50,27 @@ impl Scheduler {
         if sequence.probes_prompt {
             return; // all of it is computed
         }
-        let most = (sequence.len() - 1) / self.config.block_size;
-        let num_found = self.find_prefix(sequence).len();
-        for &name in sequence.chain.names().iter().take(most).skip(num_found) {
-            match self.swap.find(&name) {
-                OnHost::Kept(_) | OnHost::Arriving => {}
-                OnHost::Missing if known.contains(&name) => {
-                    let Some(host) = self.swap.keep(name) else { return };
-                    self.file.reads.push(FileBlock { name, host });
-                    self.file.num_reading += 1;
-                }
-                OnHost::Missing => return,
+        let found = self.find_first(sequence);
+        let can_come =
+            |name: &BlockName| known.contains(name) || self.swap.find(name) != OnHost::Missing;
+        let num_blocks = self.num_beginning(sequence, &found, can_come);
+        let starts = sequence.tables.found(&found, num_blocks, &self.cache);
+        let wanted = (0..)
+            .zip(&starts)
+            .flat_map(|(group, start)| self.names_behind(sequence, start, (group, num_blocks)));
+        for name in wanted.collect::<Vec<_>>() {
+            if self.swap.find(&name) == OnHost::Missing {
+                let Some(host) = self.swap.keep(name) else { return };
+                self.file.reads.push(FileBlock { name, host });
+                self.file.num_reading += 1;
             }
         }
     }
 
     /// Whether some of what a waiting sequence begins with is on its way to the host.
-    pub(crate) fn waits_for_host(&self, sequence: &Sequence, num_found: usize) -> bool {
-        let most = (sequence.len() - 1) / self.config.block_size;
-        let names = sequence.chain.names().iter().take(most).skip(num_found);
-        let mut states = names.map(|name| self.swap.find(name));
-        states.find(|state| !matches!(state, OnHost::Kept(_))) == Some(OnHost::Arriving)
+    pub(crate) fn waits_for_host(&self, sequence: &Sequence) -> bool {
+        let (num_kept, num_known) = self.num_on_host(sequence, &self.find_first(sequence));
+        num_known > num_kept
     }
 
     /// Notes that the host has a block that the file may not have.

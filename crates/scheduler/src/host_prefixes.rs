@@ -9,13 +9,16 @@
 //!   device             └──► blocks of the sequence, filled before its first row
 //! ```
 //!
+//! Every layer group's blocks are kept, each by a name of its own; of a group with a window a prompt
+//! needs the last ones only. What of a group is on the device comes first, the rest from the host.
+//!
 //! Copies are begun well before blocks are missed, as many as one batch may move, so that whoever
 //! takes a block never waits for one. A block under copy is nobody else's until the batch that
 //! carries the copy was collected.
 
 use std::time::Duration;
 
-use inflight_kv_cache::{HostBlockId, OnHost};
+use inflight_kv_cache::{BlockId, BlockName, OnHost, TableStart};
 
 use crate::Preemption;
 use crate::policy::Batching;
@@ -71,39 +74,73 @@ impl Scheduler {
         }
     }
 
-    /// Blocks of the host that a waiting sequence begins with after `num_found` blocks that were
-    /// found on the device. `None`: the next one is still on its way there.
+    /// How many blocks a waiting sequence begins with if those that `found` on the device lacks
+    /// come from the host, where `num_usable` need none of it. `None`: more are still on their way
+    /// there, and nothing else is to be moved.
     pub(crate) fn find_on_host(
         &self,
         sequence: &Sequence,
-        num_found: usize,
-    ) -> Option<Vec<HostBlockId>> {
-        // A static batch computes all prompts before its first decode: nobody waits for a move.
-        if matches!(self.policy.batching, Batching::Static { .. }) {
-            return Some(Vec::new());
+        found: &[BlockId],
+        num_usable: usize,
+    ) -> Option<usize> {
+        // A static batch computes all prompts before its first decode: nobody waits for a move. All
+        // of a prompt that is probed is computed.
+        let is_static = matches!(self.policy.batching, Batching::Static { .. });
+        if is_static || sequence.probes_prompt || self.swap.num_kept() == 0 {
+            return Some(num_usable);
         }
-        let most = self.most_found(sequence);
-        let mut blocks = Vec::new();
-        for name in sequence.chain.names().iter().take(most).skip(num_found) {
-            match self.swap.find(name) {
-                OnHost::Kept(block) => blocks.push(block),
-                OnHost::Arriving if blocks.is_empty() => return None,
-                OnHost::Arriving | OnHost::Missing => break,
-            }
-        }
-        Some(blocks)
+        let (num_kept, num_known) = self.num_on_host(sequence, found);
+        (num_kept > num_usable || num_known == num_kept).then_some(num_kept)
     }
 
-    /// Whether so many blocks should be moved from the host instead of computing their tokens: if
-    /// that was measured to be faster, as it is with sequences that gave way.
-    pub(crate) fn is_better_fetched(&self, num_blocks: usize) -> bool {
+    /// How many blocks a sequence begins with by what is on the device and what the host keeps, and
+    /// with what is on its way there.
+    pub(crate) fn num_on_host(&self, sequence: &Sequence, found: &[BlockId]) -> (usize, usize) {
+        let is_kept = |name: &BlockName| matches!(self.swap.find(name), OnHost::Kept(_));
+        let is_known = |name: &BlockName| self.swap.find(name) != OnHost::Missing;
+        let num_kept = self.num_beginning(sequence, found, is_kept);
+        (num_kept, self.num_beginning(sequence, found, is_known))
+    }
+
+    /// How many blocks a sequence can begin with if what is not on the device can come from
+    /// elsewhere where `is_elsewhere` says so.
+    pub(crate) fn num_beginning(
+        &self,
+        sequence: &Sequence,
+        found: &[BlockId],
+        is_elsewhere: impl Fn(&BlockName) -> bool,
+    ) -> usize {
+        let names = sequence.chain.names();
+        let behind = names.iter().take(self.most_found(sequence)).skip(found.len());
+        let num_first = found.len() + behind.take_while(|name| is_elsewhere(name)).count();
+        let is_elsewhere = |group, index: usize| {
+            names.get(index).is_some_and(|name| is_elsewhere(&name.of_group(group)))
+        };
+        sequence.tables.num_usable(found, num_first, is_elsewhere, &self.cache)
+    }
+
+    /// Names of what is to be moved for a sequence to begin with `num_blocks` blocks, behind what
+    /// each layer group finds on the device.
+    pub(crate) fn names_behind(
+        &self,
+        sequence: &Sequence,
+        start: &TableStart,
+        (group, num_blocks): (usize, usize),
+    ) -> impl Iterator<Item = BlockName> {
+        let names = sequence.chain.names().iter().take(num_blocks);
+        names.skip(start.end(self.config.block_size)).map(move |name| name.of_group(group))
+    }
+
+    /// Whether so many blocks should be moved from the host instead of computing `num_tokens`
+    /// tokens: if that was measured to be faster, as it is with sequences that gave way.
+    pub(crate) fn is_better_fetched(&self, num_blocks: usize, num_tokens: usize) -> bool {
         let costs = self.costs.filter(|_| self.config.memory.preemption != Preemption::Swap);
         let Some(costs) = costs else { return true };
         // Beside others, a sequence waits for as many steps as carry its blocks.
         let step_s = self.control.mean_step_s().filter(|_| !self.running.is_empty());
         let num_steps = num_blocks.div_ceil(self.most_moved_in());
         let steps = Duration::from_secs_f64(step_s.unwrap_or(0.0) * num_steps as f64);
-        costs.fetch_is_faster(num_blocks, steps, num_blocks * self.config.block_size)
+        costs.fetch_is_faster(num_blocks, steps, num_tokens)
     }
 
     /// Most blocks that the next batch moves from the host: what takes a step and a seventh, as

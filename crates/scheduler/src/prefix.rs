@@ -58,8 +58,7 @@ impl Scheduler {
         if sequence.probes_prompt {
             return false;
         }
-        if self.waits_for_file() && self.waits_for_host(sequence, self.find_prefix(sequence).len())
-        {
+        if self.waits_for_file() && self.waits_for_host(sequence) {
             return true;
         }
         if self.announced.is_empty() {
@@ -77,16 +76,26 @@ impl Scheduler {
     }
 
     /// The blocks that a waiting sequence need not compute, of the first layer group; all groups
-    /// have what is needed of theirs. Its last token it always computes, and if its prompt is
-    /// probed all of them.
+    /// have what is needed of theirs.
     pub(crate) fn find_prefix(&self, sequence: &Sequence) -> Vec<BlockId> {
+        let mut found = self.find_first(sequence);
+        found.truncate(self.num_usable(sequence, &found));
+        found
+    }
+
+    /// The blocks of the first group that a waiting sequence begins with and that are on the
+    /// device, whether or not other groups have what goes with them. Its last token it always
+    /// computes, and if its prompt is probed all of them.
+    pub(crate) fn find_first(&self, sequence: &Sequence) -> Vec<BlockId> {
         if sequence.probes_prompt {
             return Vec::new();
         }
-        let most = self.most_found(sequence);
-        let mut found = self.cache.find(&sequence.chain, &sequence.tokens, most);
-        found.truncate(sequence.tables.num_usable(&found, &self.cache));
-        found
+        self.cache.find(&sequence.chain, &sequence.tokens, self.most_found(sequence))
+    }
+
+    /// How many of these blocks a sequence can begin with if nothing is moved from the host.
+    pub(crate) fn num_usable(&self, sequence: &Sequence, found: &[BlockId]) -> usize {
+        sequence.tables.num_usable(found, found.len(), |_, _| false, &self.cache)
     }
 
     /// Most blocks that a sequence can begin with.

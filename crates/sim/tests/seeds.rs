@@ -55,6 +55,8 @@ fn ten_thousand_runs_keep_every_invariant() {
         ("preemptions", sum(|f| f.num_preemptions), NUM_SEEDS / 2),
         ("swaps", sum(|f| f.num_swaps), NUM_SEEDS / 8),
         ("shared", sum(|f| f.num_shared), NUM_SEEDS),
+        ("fetched", sum(|f| f.num_fetched), NUM_SEEDS / 6),
+        ("fetched of groups", sum(|f| f.num_fetched_of_groups), NUM_SEEDS / 25),
         ("turned", sum(|f| f.num_turns), NUM_SEEDS),
         ("cut", sum(|f| f.num_cuts), NUM_SEEDS / 60),
         ("cascaded", sum(|f| f.num_cascaded), NUM_SEEDS),

@@ -35,6 +35,14 @@ fn chat(family: u64) -> Lengths {
     Lengths { family: (family, PREFIX), ..Lengths::of(PREFIX + 3, 5) }
 }
 
+/// The same for a model of three layer groups, two of which look back on 10 tokens.
+fn grouped(num_swap_blocks: usize) -> SchedulerConfig {
+    let config = config(3 * num_swap_blocks);
+    let memory = MemoryConfig { max_moved_blocks: 12, ..config.memory };
+    let other_windows = vec![Some(10); 2];
+    SchedulerConfig { other_windows, num_blocks: 3 * NUM_BLOCKS, memory, ..config }
+}
+
 /// Serves a turn of every chat, one after the other; gives the tokens that were computed.
 fn round(engine: &mut Engine) -> usize {
     let before = engine.device.num_computed_tokens;
@@ -61,6 +69,49 @@ fn chats_of_four_times_the_pool_come_back_from_the_host() {
         let again = engine.scheduler.host_prefixes().num_kept - num_kept;
         assert!(again <= NUM_CHATS, "{again}: at most a turn's own last block");
     }
+}
+
+#[test]
+fn of_windows_only_what_is_seen_comes_back() {
+    for overlap in [false, true] {
+        let mut engine = Engine::new(grouped(256), overlap);
+        round(&mut engine);
+        let mut num_fetched = 0;
+        for family in 0..NUM_CHATS {
+            let before = engine.device.num_computed_tokens;
+            engine.run(&[Turn { adds: vec![chat(family)], aborts: Vec::new() }]);
+            assert_eq!(engine.device.num_computed_tokens - before, 7);
+            let now = engine.scheduler.host_prefixes().num_fetched;
+            // Twelve blocks of the group that sees everything. The token at 48 sees those from 39
+            // on: three blocks of each of the others.
+            assert!(now - num_fetched <= 12 + 2 * 3, "chat {family}: {}", now - num_fetched);
+            num_fetched = now;
+        }
+        let host = engine.scheduler.host_prefixes();
+        assert!(num_fetched > 100 && host.num_lost == 0, "{host:?}");
+    }
+}
+
+/// Windows are evicted first: then the group that sees everything has all it needs on the device.
+#[test]
+fn a_window_alone_comes_back() {
+    for num_others in 0..100 {
+        let mut engine = Engine::new(grouped(256), true);
+        engine.run(&[Turn { adds: vec![chat(0)], aborts: Vec::new() }]);
+        for family in 0..num_others {
+            let other = Lengths { family: (100 + family, 8), ..Lengths::of(8, 1) };
+            engine.run(&[Turn { adds: vec![other], aborts: Vec::new() }]);
+        }
+        let before = engine.device.num_computed_tokens;
+        engine.run(&[Turn { adds: vec![chat(0)], aborts: Vec::new() }]);
+        assert_eq!(engine.device.num_computed_tokens - before, 7);
+        let num_fetched = engine.scheduler.host_prefixes().num_fetched;
+        if num_fetched > 0 {
+            assert!(num_fetched <= 6, "{num_fetched}, two windows of three blocks are lost");
+            return;
+        }
+    }
+    panic!("nothing was evicted");
 }
 
 #[test]
@@ -101,8 +152,17 @@ fn what_is_computed_faster_is_not_fetched() {
 /// Chats come back together, each ended at another moment; what is left gets its tokens.
 #[test]
 fn aborts_while_blocks_are_on_their_way_leave_nothing_behind() {
+    abort_while_blocks_are_on_their_way(config(256));
+}
+
+#[test]
+fn aborts_leave_nothing_behind_in_any_layer_group() {
+    abort_while_blocks_are_on_their_way(grouped(256));
+}
+
+fn abort_while_blocks_are_on_their_way(config: SchedulerConfig) {
     let moments = [Moment::BeforePlan, Moment::Launched, Moment::Advanced, Moment::MidCollect];
-    let mut engine = Engine::new(config(256), true);
+    let mut engine = Engine::new(config, true);
     round(&mut engine);
     let mut num_aborted = 0;
     for i in 0..1000 {

@@ -49,13 +49,13 @@ fn memory() -> impl Strategy<Value = MemoryConfig> {
     )
 }
 
-/// The same for a model of several layer groups, of which the first sees everything. Nothing cold
-/// is kept on the host.
+/// The same for a model of several layer groups, of which the first sees everything.
 fn grouped() -> impl Strategy<Value = SchedulerConfig> {
     let window = prop_oneof![1 => Just(None), 3 => (1usize..20).prop_map(Some)];
     (config(), prop::collection::vec(window, 1..4)).prop_map(|(config, other_windows)| {
         let num_groups = 1 + other_windows.len();
-        let memory = MemoryConfig { keeps_cold_prefixes: false, ..config.memory };
+        let num_swap_blocks = config.memory.num_swap_blocks * num_groups;
+        let memory = MemoryConfig { num_swap_blocks, ..config.memory };
         let num_blocks = config.num_blocks * num_groups;
         SchedulerConfig { other_windows, memory, num_blocks, ..config }
     })

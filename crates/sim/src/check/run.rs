@@ -30,6 +30,10 @@ pub struct Figures {
     pub num_failed: u64,
     /// Tokens that were found in the prefix cache, or shared with another output.
     pub num_shared: u64,
+    /// Blocks of cold prefixes that came back from the host, and those of them of models with
+    /// several layer groups.
+    pub num_fetched: u64,
+    pub num_fetched_of_groups: u64,
     /// Blocks of sinks whose keys were turned, and prompts that were cut.
     pub num_turns: u64,
     pub num_cuts: u64,

@@ -38,8 +38,9 @@ impl Scenario {
         let mut random = Random::new(seed);
         let window = random.chance(20).then(|| random.range(1, 60));
         let of_one_layer = engine(&mut random, window);
-        let windows = windows(&mut Random::new(!seed), window);
-        let engine = with_layers(of_one_layer.clone(), windows.len());
+        let more = &mut Random::new(!seed);
+        let windows = windows(more, window);
+        let engine = with_layers(more, of_one_layer.clone(), windows.len());
         let policy_now = policy(&mut random, &engine);
         let num_tunings = if random.chance(15) { random.range(1, 3) } else { 0 };
         let tuning = |random: &mut Random| {
@@ -100,11 +101,12 @@ fn windows(random: &mut Random, first: Option<usize>) -> Vec<Option<usize>> {
     [first].into_iter().chain(more).collect()
 }
 
-/// Blocks for so many layers, a little less for each behind the first. Only of models whose layers
-/// are alike the host keeps cold prefixes.
-fn with_layers(engine: EngineConfig, num_layers: usize) -> EngineConfig {
+/// Blocks for so many layers, a little less for each behind the first. Where there are several, the
+/// host keeps cold prefixes more often than not.
+fn with_layers(random: &mut Random, engine: EngineConfig, num_layers: usize) -> EngineConfig {
+    let swaps = engine.memory.num_swap_blocks > 0 && num_layers > 1;
     let memory = MemoryConfig {
-        keeps_cold_prefixes: engine.memory.keeps_cold_prefixes && num_layers == 1,
+        keeps_cold_prefixes: engine.memory.keeps_cold_prefixes || swaps && random.chance(60),
         num_swap_blocks: engine.memory.num_swap_blocks * num_layers,
         ..engine.memory
     };

@@ -20,6 +20,8 @@ pub(super) struct Verdict {
     oldest: Option<(SequenceId, usize, usize, u64)>,
     device_lost: bool,
     preemptions: (u64, u64),
+    num_fetched: u64,
+    has_groups: bool,
 }
 
 /// Steps in which the oldest sequence may stand still besides those that move all its blocks away
@@ -35,7 +37,8 @@ impl Verdict {
             spec.prompt.len() + spec.max_tokens.unwrap_or(scenario.engine.max_model_len)
         };
         let EngineConfig { max_model_len, block_size, ref memory, .. } = scenario.engine;
-        let moving = 2 * max_model_len.div_ceil(block_size).div_ceil(memory.max_moved_blocks);
+        let most_blocks = max_model_len.div_ceil(block_size) * scenario.windows.len();
+        let moving = 2 * most_blocks.div_ceil(memory.max_moved_blocks);
         let tokens: usize = scenario.requests.iter().map(|request| len(&request.spec)).sum();
         let mut policies = scenario.tunings.iter().map(|(_, tuning)| &tuning.policy);
         let queue_limit = scenario.policy.max_queue_time.is_some()
@@ -50,6 +53,8 @@ impl Verdict {
             oldest: None,
             device_lost: false,
             preemptions: (0, 0),
+            num_fetched: 0,
+            has_groups: scenario.windows.iter().any(|window| *window != scenario.windows[0]),
         }
     }
 
@@ -64,6 +69,7 @@ impl Verdict {
         num_steps: u64,
     ) -> Result<(), String> {
         self.preemptions = (scheduler.num_preemptions(), scheduler.num_swaps());
+        self.num_fetched = scheduler.host_prefixes().num_fetched;
         let again = self.preemptions.0 * self.max_model_len;
         if num_steps > (200 + 8 * self.tokens + 2 * again).min(MOST_STEPS) {
             return Err(format!("{num_steps} steps for {} tokens: no end in sight", self.tokens));
@@ -143,7 +149,15 @@ impl Verdict {
 
     pub(super) fn figures(&self, submitted: &[Option<Submitted>]) -> Figures {
         let (num_preemptions, num_swaps) = self.preemptions;
-        let mut figures = Figures { num_preemptions, num_swaps, ..Figures::default() };
+        let num_fetched = self.num_fetched;
+        let num_fetched_of_groups = if self.has_groups { num_fetched } else { 0 };
+        let mut figures = Figures {
+            num_preemptions,
+            num_swaps,
+            num_fetched,
+            num_fetched_of_groups,
+            ..Figures::default()
+        };
         for request in submitted.iter().flatten() {
             let received = request.client.received();
             figures.num_requests += 1;
