@@ -60,7 +60,9 @@ impl Terms {
         if !self.gate_is_open && !has_run {
             return Err(HeldBack::Gate);
         }
-        if scheduler.policy.max_batch_total_tokens.is_some_and(|most| total_tokens > most) {
+        // One alone has no more tokens than that, though it may reserve more places.
+        let most_tokens = scheduler.policy.max_batch_total_tokens;
+        if self.num_rows > 0 && most_tokens.is_some_and(|most| total_tokens > most) {
             return Err(HeldBack::TotalTokens);
         }
         if let Some(target) = scheduler.policy.targets.itl

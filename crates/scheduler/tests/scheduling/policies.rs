@@ -28,7 +28,7 @@ impl Steps {
         max_num_batched_tokens: usize,
         (max_model_len, num_blocks): (usize, usize),
     ) -> Self {
-        let mut scheduler = Scheduler::new(SchedulerConfig {
+        let limits = SchedulerConfig {
             other_windows: Vec::new(),
             max_num_seqs: 4,
             max_num_batched_tokens,
@@ -42,8 +42,12 @@ impl Steps {
                 keeps_cold_prefixes: false,
                 max_moved_blocks: 0,
             },
-        })
-        .expect("the limits are sound");
+        };
+        Self::within(limits, policy)
+    }
+
+    fn within(limits: SchedulerConfig, policy: Policy) -> Self {
+        let mut scheduler = Scheduler::new(limits).expect("the limits are sound");
         scheduler.set_policy(policy).expect("the policy is sound");
         Self { scheduler }
     }
@@ -97,6 +101,33 @@ fn a_static_batch_runs_until_its_longest_member_ends() {
     assert_eq!(steps.step(), [(B, 1)]);
     assert_eq!(steps.step(), [(B, 1)]);
     assert_eq!(steps.step(), [(C, 2)]);
+}
+
+/// A static batch reserves whole blocks: the longest sequence takes four of 8 tokens, 32 places,
+/// and is alone no more than the 28 tokens that are allowed. (It was never planned.)
+#[test]
+fn the_longest_sequence_fits_a_static_batch_of_its_own_length() {
+    let limits = SchedulerConfig {
+        other_windows: Vec::new(),
+        max_num_seqs: 4,
+        max_num_batched_tokens: 64,
+        max_model_len: 28,
+        block_size: 8,
+        num_blocks: 10,
+        memory: MemoryConfig::default(),
+    };
+    let policy = Policy {
+        batching: Batching::Static { batch_size: 3 },
+        max_batch_total_tokens: Some(28),
+        ..Policy::default()
+    };
+    let mut steps = Steps::within(limits, policy);
+    steps.add_plain(A, 26, 2);
+    steps.add_plain(B, 3, 1);
+    assert_eq!(steps.step(), [(A, 26)]);
+    assert_eq!(steps.held_back(), Some(HeldBack::TotalTokens));
+    assert_eq!(steps.step(), [(A, 1)]);
+    assert_eq!(steps.step(), [(B, 3)]);
 }
 
 #[test]
