@@ -213,7 +213,7 @@ impl GroupTables {
         }
         let mut is_usable = vec![true; num_first + 1];
         for (group, number) in self.others.iter().zip(1..) {
-            // What lies between these and `end` is on the device; is there or can be moved behind.
+            // From `from_found` to `end` all are on the device; from `from`, the rest elsewhere.
             let (mut from_found, mut from) = (0, 0);
             for (end, is_usable) in is_usable.iter_mut().enumerate().skip(1) {
                 let is_found = beside(found, end - 1, number, cache).is_some();

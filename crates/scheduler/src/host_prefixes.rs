@@ -9,8 +9,9 @@
 //!   device             └──► blocks of the sequence, filled before its first row
 //! ```
 //!
-//! Every layer group's blocks are kept, each by a name of its own; of a group with a window a prompt
-//! needs the last ones only. What of a group is on the device comes first, the rest from the host.
+//! Every layer group's blocks are kept, each by a name of its own; of a group with a window a
+//! prompt needs the last ones only. What of a group is on the device comes first, the rest from
+//! the host.
 //!
 //! Copies are begun well before blocks are missed, as many as one batch may move, so that whoever
 //! takes a block never waits for one. A block under copy is nobody else's until the batch that
