@@ -174,7 +174,8 @@ fn abort_while_blocks_are_on_their_way(config: SchedulerConfig) {
         }
         let aborts = vec![(moments[i as usize % 4], added)];
         engine.turn(&Turn { adds: Vec::new(), aborts });
-        num_aborted += usize::from(engine.records.values().nth(added).unwrap().is_aborted);
+        let record = engine.records.values().nth(added);
+        num_aborted += usize::from(record.is_some_and(|record| record.is_aborted));
         if i % 3 == 0 {
             engine.drain();
         }
