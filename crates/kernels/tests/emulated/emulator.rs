@@ -15,20 +15,21 @@ use inflight_kernels::{Arch, Kernel, KernelSpec};
 use crate::translate::translate;
 
 /// The emulator's C++: `launch.h` includes the others.
-const HEADERS: [(&str, &str); 6] = [
+const HEADERS: [(&str, &str); 7] = [
     ("language.h", include_str!("cuda/language.h")),
     ("numbers.h", include_str!("cuda/numbers.h")),
+    ("thread.h", include_str!("cuda/thread.h")),
     ("block.h", include_str!("cuda/block.h")),
     ("warp.h", include_str!("cuda/warp.h")),
     ("ptx.h", include_str!("cuda/ptx.h")),
     ("launch.h", include_str!("cuda/launch.h")),
 ];
 
-/// In which order blocks, and the threads of each, run; no result may depend on it.
+/// In which order blocks and threads run; no result may depend on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Order {
     InTurn,
-    /// By a seed.
+    /// By a seed, some blocks at a time.
     Shuffled(u32),
 }
 

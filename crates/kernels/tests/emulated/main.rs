@@ -13,11 +13,12 @@
 //! ```
 //!
 //! [`attention`] has a step's inputs over a paged [`kv`] cache, its plan, and attention in f64.
-//! `cuda/` is the emulator: CUDA's language, blocks of fibers, warps and the instructions that
+//! `cuda/` is the emulator: CUDA's language, fibers, blocks, warps and the instructions that
 //! kernels write as PTX ([`translate`] makes calls of them). What it finds, beside wrong results:
 //! threads that wait for ever or meet at different places, shared memory that is read unwritten
-//! (no number) or beyond its end, copies that nobody waited for, addresses that are not aligned,
-//! and results that depend on the order of blocks and threads.
+//! (no number) or beyond its end, copies that nobody waited for, addresses of nothing or not
+//! aligned, and results that depend on the order of blocks and threads: a warp runs as far ahead of
+//! others as it can, so that a missing barrier shows.
 //!
 //! Out of scope is what only Hopper has: wgmma, TMA, mbarriers and clusters, so `hopper_gemm.cu`,
 //! `prefill_hopper.cu` and `flat_gemm.cu`; and time: fences of memory do nothing.

@@ -1,96 +1,11 @@
-// A block: its threads, its shared memory, and where threads wait for each other.
+// Blocks: where their threads meet, and their shared memory.
 //
-// A thread is a fiber: it runs until it must wait for others and then goes back to the loop of
-// `run_warp`. Where threads meet (a barrier, a shuffle, a matrix product) each leaves the address
-// of its operands; the last to arrive does the work of all of them, and they run on.
+// Where threads meet (a barrier, a shuffle, a matrix product) each leaves the address of its
+// operands; the last to arrive does the work of all of them, and they run on.
 #pragma once
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <ucontext.h>
-#include <vector>
-
-#include "language.h"
-
-static uint3 threadIdx, blockIdx;
-static dim3 blockDim, gridDim;
+#include "thread.h"
 
 namespace emulator {
-constexpr unsigned MAX_THREADS = 1024, STACK_BYTES = 128 << 10;
-
-// What is said of a kernel that cannot go on.
-static char failure[1024];
-static bool has_failed;
-
-// ---- threads ----
-
-// A copy to shared memory that was asked for and has not arrived.
-struct Copy {
-    unsigned to;
-    const void* from; // Null: zeros.
-    unsigned bytes;
-    unsigned group; // Counted from the thread's first.
-};
-
-enum State { READY, WAITING, ENDED };
-
-struct Thread {
-    uint3 index;
-    unsigned number; // In the block.
-    State state;
-    const char* waits_at;
-    bool has_begun; // As a fiber, in this block or in one before.
-    jmp_buf at;
-    ucontext_t start;
-    std::vector<Copy> copies;
-    unsigned copy_groups;
-};
-
-static Thread threads[MAX_THREADS];
-static unsigned num_threads;
-static Thread* running;
-static jmp_buf scheduler;
-static void (*run_kernel)();
-
-__attribute__((noinline)) static void back_to_scheduler() {
-    if (_setjmp(running->at) == 0) _longjmp(scheduler, 1);
-}
-
-[[noreturn]] __attribute__((format(printf, 1, 2))) static void fail(const char* format, ...) {
-    int length = snprintf(failure, sizeof failure, "block (%u, %u, %u), thread %u: ", blockIdx.x,
-                          blockIdx.y, blockIdx.z, running->number);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(failure + length, sizeof failure - length, format, arguments);
-    va_end(arguments);
-    has_failed = true;
-    _longjmp(scheduler, 1);
-}
-
-// ---- addresses of nothing ----
-
-static thread_local bool runs_here;
-static struct sigaction before_us;
-
-static void on_fault(int signal, siginfo_t* info, void* context) {
-    if (runs_here) fail("reads or writes at %p, where there is no memory", info->si_addr);
-    if (before_us.sa_flags & SA_SIGINFO) before_us.sa_sigaction(signal, info, context);
-    // Handled by nobody: the same fault, once more, ends the process.
-    if (!(before_us.sa_flags & SA_SIGINFO)) sigaction(signal, &before_us, nullptr);
-}
-
-static void catch_faults() {
-    static bool is_done = false;
-    if (is_done) return;
-    struct sigaction ours = {};
-    ours.sa_sigaction = on_fault;
-    ours.sa_flags = SA_SIGINFO | SA_NODEFER; // It does not return.
-    sigaction(SIGSEGV, &ours, &before_us);
-    is_done = true;
-}
-
 // ---- where threads meet ----
 
 struct Meeting {
@@ -102,9 +17,9 @@ struct Meeting {
     Thread* first;
     unsigned size;
 
-    void begin(unsigned first_thread, unsigned count) {
+    void begin(Thread* first_thread, unsigned count) {
         expected = size = count;
-        first = threads + first_thread;
+        first = first_thread;
         arrived = 0;
         memset(operands, 0, count * sizeof *operands);
     }
@@ -135,22 +50,32 @@ struct Meeting {
     }
 };
 
-static Meeting all_threads, warps[MAX_THREADS / 32];
+struct Block {
+    uint3 index;
+    bool is_alive;
+    std::vector<Thread> threads;
+    Meeting all, warps[MAX_THREADS / 32];
+    std::vector<unsigned char> memory; // Its shared memory, while another block runs.
+};
+
+// Blocks that share the machine; one where nothing is shuffled.
+static Block blocks[4];
+static Block* current;
 
 static void run_fiber() {
     for (;;) {
         run_kernel();
         running->state = ENDED;
         // Barriers of a block count those who have left; warps must stay whole.
-        all_threads.expected--;
-        all_threads.end();
+        current->all.expected--;
+        current->all.end();
         back_to_scheduler();
     }
 }
 
 // ---- shared memory: what the source declares, then what the launch asks for ----
 
-constexpr unsigned DYNAMIC_AT = 64 << 10, SHARED_BYTES = DYNAMIC_AT + (256 << 10), FENCE = 1024;
+constexpr unsigned DYNAMIC_AT = 48 << 10, SHARED_BYTES = DYNAMIC_AT + (256 << 10), FENCE = 1024;
 alignas(1024) static unsigned char shared_memory[SHARED_BYTES];
 static unsigned declared_bytes, dynamic_bytes;
 
@@ -188,26 +113,36 @@ static void check_fence() {
 
 // ---- running ----
 
-// Marsaglia's xorshift, to shuffle what may run in any order; 0: nothing is shuffled.
+// Marsaglia's xorshift, for what may happen in any order; 0: everything in turn.
 static uint64_t dice;
 
-static void shuffle(std::vector<unsigned>& order) {
-    for (size_t i = order.size(); dice != 0 && i > 1; i--) {
-        dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
-        size_t other = dice % i;
-        unsigned x = order[i - 1];
-        order[i - 1] = order[other], order[other] = x;
-    }
+static unsigned below(unsigned end) {
+    dice ^= dice << 13, dice ^= dice >> 7, dice ^= dice << 17;
+    return dice % end;
 }
 
-static void begin_block() {
-    memset(shared_memory, UNWRITTEN, DYNAMIC_AT + dynamic_bytes + FENCE);
-    all_threads.begin(0, num_threads);
+static void shuffle(std::vector<unsigned>& order) {
+    for (size_t i = order.size(); dice != 0 && i > 1; i--) std::swap(order[i - 1], order[below(i)]);
+}
+
+static std::vector<unsigned> counted(unsigned count) {
+    std::vector<unsigned> order(count);
+    for (unsigned i = 0; i < count; i++) order[i] = i;
+    return order;
+}
+
+static void begin_block(Block& block, unsigned number) {
+    block.index = {number % gridDim.x, number / gridDim.x % gridDim.y,
+                   number / gridDim.x / gridDim.y};
+    block.is_alive = true;
+    block.memory.assign(DYNAMIC_AT + dynamic_bytes + FENCE, UNWRITTEN);
+    if (current == &block) current = nullptr;
+    block.all.begin(block.threads.data(), num_threads);
     for (unsigned i = 0; i < num_threads; i += 32) {
-        warps[i / 32].begin(i, min(num_threads - i, 32));
+        block.warps[i / 32].begin(&block.threads[i], min(num_threads - i, 32));
     }
     for (unsigned i = 0; i < num_threads; i++) {
-        Thread& thread = threads[i];
+        Thread& thread = block.threads[i];
         thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
         thread.number = i;
         thread.state = READY;
@@ -216,32 +151,30 @@ static void begin_block() {
     }
 }
 
-// Until the thread waits or has ended.
-__attribute__((noinline)) static void resume(Thread& thread) {
-    running = &thread;
-    threadIdx = thread.index;
-    if (_setjmp(scheduler) != 0) {
-        runs_here = false;
-        return;
-    }
-    runs_here = true;
-    if (thread.has_begun) _longjmp(thread.at, 1);
-    thread.has_begun = true;
-    setcontext(&thread.start);
+static void switch_to(Block& block) {
+    if (current == &block) return;
+    if (current != nullptr) memcpy(current->memory.data(), shared_memory, current->memory.size());
+    memcpy(shared_memory, block.memory.data(), block.memory.size());
+    current = &block;
+    blockIdx = block.index;
 }
 
-static void make_fibers() {
-    static char* stacks = static_cast<char*>(
-        mmap(nullptr, size_t(MAX_THREADS) * STACK_BYTES, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    for (unsigned i = 0; i < num_threads; i++) {
-        Thread& thread = threads[i];
-        getcontext(&thread.start);
-        thread.start.uc_stack.ss_sp = stacks + size_t(i) * STACK_BYTES;
-        thread.start.uc_stack.ss_size = STACK_BYTES;
-        makecontext(&thread.start, run_fiber, 0);
-        thread.has_begun = false;
+// Lets the threads of a warp of the current block, from `first` on, run as far as they can without
+// other warps: far ahead of those, which is how a missing barrier shows. Whether any could at all.
+static bool run_warp(unsigned first) {
+    std::vector<unsigned> lanes = counted(min(num_threads - first, 32));
+    bool has_run = false, goes_on = true;
+    while (goes_on && !has_failed) {
+        goes_on = false;
+        shuffle(lanes);
+        for (size_t i = 0; i < lanes.size() && !has_failed; i++) {
+            Thread& thread = current->threads[first + lanes[i]];
+            if (thread.state != READY) continue;
+            resume(thread);
+            has_run = goes_on = true;
+        }
     }
+    return has_run;
 }
 
 static void say_who_waits() {
@@ -249,7 +182,8 @@ static void say_who_waits() {
                           blockIdx.y, blockIdx.z);
     const char* before = "";
     for (unsigned i = 0; i < num_threads && length < int(sizeof failure) - 100; i++) {
-        const char* where = threads[i].state == ENDED ? "its end" : threads[i].waits_at;
+        const Thread& thread = current->threads[i];
+        const char* where = thread.state == ENDED ? "its end" : thread.waits_at;
         if (strcmp(where, before) == 0) continue;
         length += snprintf(failure + length, sizeof failure - length,
                            " thread %u and what follows at %s;", i, where);
@@ -258,39 +192,37 @@ static void say_who_waits() {
     has_failed = true;
 }
 
-// Lets the threads of a warp, from `first` on, run as far as they can without other warps: far
-// ahead of those, which is how a missing barrier shows. Whether any could run at all.
-static bool run_warp(unsigned first) {
-    static std::vector<unsigned> lanes(32);
-    unsigned size = min(num_threads - first, 32);
-    lanes.resize(size);
-    for (unsigned i = 0; i < size; i++) lanes[i] = first + i;
-    bool has_run = false, goes_on = true;
-    while (goes_on && !has_failed) {
-        goes_on = false;
-        shuffle(lanes);
-        for (unsigned i = 0; i < size && !has_failed; i++) {
-            if (threads[lanes[i]].state != READY) continue;
-            resume(threads[lanes[i]]);
-            has_run = goes_on = true;
-        }
-    }
-    return has_run;
+// Lets one warp of a block run.
+static void step(Block& block) {
+    switch_to(block);
+    std::vector<unsigned> order = counted((num_threads + 31) / 32);
+    shuffle(order);
+    bool has_run = false;
+    for (size_t i = 0; i < order.size() && !has_run; i++) has_run = run_warp(32 * order[i]);
+    block.is_alive = block.all.expected > 0;
+    if (!has_run) say_who_waits();
+    if (!block.is_alive && _setjmp(scheduler) == 0) check_fence();
 }
 
-static void run_block() {
-    begin_block();
-    std::vector<unsigned> order((num_threads + 31) / 32);
-    for (size_t i = 0; i < order.size(); i++) order[i] = i;
-    bool goes_on = true;
-    while (goes_on && !has_failed) {
-        goes_on = false;
-        shuffle(order);
-        for (unsigned warp : order) goes_on |= run_warp(32 * warp);
+static void run_blocks(unsigned count) {
+    std::vector<unsigned> order = counted(count);
+    shuffle(order);
+    unsigned num_begun = 0, num_places = dice == 0 ? 1 : sizeof blocks / sizeof *blocks;
+    unsigned place = 0, steps_left = 0;
+    while (!has_failed) {
+        unsigned alive[4], num_alive = 0;
+        for (unsigned i = 0; i < num_places; i++) {
+            Block& block = blocks[i];
+            if (!block.is_alive && num_begun < count) begin_block(block, order[num_begun++]);
+            if (block.is_alive) alive[num_alive++] = i;
+        }
+        if (num_alive == 0) return;
+        // A block may be held up for a moment, or until another has done much.
+        if (!blocks[place].is_alive || (dice != 0 && steps_left-- == 0)) {
+            place = alive[dice == 0 ? 0 : below(num_alive)];
+            steps_left = dice == 0 ? 0 : 1 << below(9);
+        }
+        step(blocks[place]);
     }
-    for (unsigned i = 0; i < num_threads && !has_failed; i++) {
-        if (threads[i].state != ENDED) say_who_waits();
-    }
-    if (!has_failed && _setjmp(scheduler) == 0) check_fence();
 }
 } // namespace emulator

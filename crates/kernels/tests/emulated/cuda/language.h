@@ -88,7 +88,6 @@ template <typename To> To saturate(float x, double least, double greatest) {
 inline float __uint_as_float(unsigned x) { return emulator::bits_of<float>(x); }
 inline float __int_as_float(int x) { return emulator::bits_of<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulator::bits_of<unsigned>(x); }
-inline int __float_as_int(float x) { return emulator::bits_of<int>(x); }
 inline int __float2int_rn(float x) {
     return emulator::saturate<int>(rintf(x), -0x1p31, 0x1p31 - 1);
 }
@@ -104,9 +103,7 @@ inline unsigned __float2uint_rz(float x) {
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fdividef(float a, float b) { return a / b; }
 
 // ---- memory that blocks share; they run one after the other, threads only until they wait ----
 
@@ -124,10 +121,5 @@ template <typename T, typename U> T atomicMax(T* at, U x) {
 template <typename T, typename U> T atomicMin(T* at, U x) {
     T old = *at;
     *at = T(x) < old ? T(x) : old;
-    return old;
-}
-template <typename T, typename U> T atomicOr(T* at, U x) {
-    T old = *at;
-    *at = old | T(x);
     return old;
 }

@@ -27,17 +27,20 @@ static const char* run_grid(const Grid& grid, void (*kernel)()) {
     if (num_threads > MAX_THREADS || DYNAMIC_AT + dynamic_bytes + FENCE > SHARED_BYTES) {
         return "more threads or shared memory than a GPU has";
     }
-    make_fibers();
-    catch_faults();
-    std::vector<unsigned> blocks(gridDim.x * gridDim.y * gridDim.z);
-    for (unsigned i = 0; i < blocks.size(); i++) blocks[i] = i;
-    shuffle(blocks);
-    for (size_t i = 0; i < blocks.size() && !has_failed; i++) {
-        unsigned block = blocks[i];
-        blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y,
-                    block / gridDim.x / gridDim.y};
-        run_block();
+    char* stacks = make_stacks(size_t(num_threads) * (dice == 0 ? 1 : 4));
+    if (stacks == nullptr) return "no memory for stacks";
+    for (Block& block : blocks) {
+        block.is_alive = false;
+        if (dice == 0 && &block != blocks) break;
+        block.threads.resize(num_threads);
+        for (Thread& thread : block.threads) {
+            make_fiber(thread, stacks, run_fiber);
+            stacks += STACK_BYTES;
+        }
     }
+    catch_faults();
+    current = nullptr;
+    run_blocks(gridDim.x * gridDim.y * gridDim.z);
     return has_failed ? failure : nullptr;
 }
 } // namespace emulator

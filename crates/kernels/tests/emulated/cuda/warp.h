@@ -7,7 +7,7 @@ namespace emulator {
 template <typename Operand>
 void meet_warp(const char* what, unsigned mask, Operand& own, void (*then)(void**)) {
     if (mask != 0xffffffffu) fail("%s of some lanes only is not emulated", what);
-    warps[running->number / 32].arrive(what, &own, then);
+    current->warps[running->number / 32].arrive(what, &own, then);
 }
 
 template <typename T> struct Shuffled {
@@ -47,23 +47,14 @@ template <typename Add> struct Reduced {
     }
 
     static unsigned count(void** operands) {
-        return operands == all_threads.operands ? num_threads : 32;
+        return operands == current->all.operands ? num_threads : 32;
     }
 };
 struct Or {
     static unsigned of(unsigned a, unsigned b) { return a | b; }
 };
-struct And {
-    static unsigned of(unsigned a, unsigned b) { return a & b; }
-};
-struct Sum {
-    static unsigned of(unsigned a, unsigned b) { return a + b; }
-};
 struct Greatest {
     static unsigned of(unsigned a, unsigned b) { return a < b ? b : a; }
-};
-struct Least {
-    static unsigned of(unsigned a, unsigned b) { return a < b ? a : b; }
 };
 
 template <typename Add> unsigned reduce_warp(const char* what, unsigned mask, unsigned x) {
@@ -72,7 +63,7 @@ template <typename Add> unsigned reduce_warp(const char* what, unsigned mask, un
 }
 
 template <typename Add> unsigned reduce_block(const char* what, unsigned x) {
-    all_threads.arrive(what, &x, Reduced<Add>::complete);
+    current->all.arrive(what, &x, Reduced<Add>::complete);
     return x;
 }
 
@@ -100,17 +91,8 @@ inline unsigned __ballot_sync(unsigned mask, int x) {
 inline int __any_sync(unsigned mask, int x) {
     return emulator::reduce_warp<emulator::Or>("__any_sync", mask, x != 0);
 }
-inline int __all_sync(unsigned mask, int x) {
-    return emulator::reduce_warp<emulator::And>("__all_sync", mask, x != 0);
-}
 inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
     return emulator::reduce_warp<emulator::Greatest>("__reduce_max_sync", mask, x);
-}
-inline unsigned __reduce_min_sync(unsigned mask, unsigned x) {
-    return emulator::reduce_warp<emulator::Least>("__reduce_min_sync", mask, x);
-}
-inline unsigned __reduce_add_sync(unsigned mask, unsigned x) {
-    return emulator::reduce_warp<emulator::Sum>("__reduce_add_sync", mask, x);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
     emulator::reduce_warp<emulator::Or>("__syncwarp", mask, 0);
@@ -119,10 +101,4 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
 inline void __syncthreads() { emulator::reduce_block<emulator::Or>("__syncthreads", 0); }
 inline int __syncthreads_or(int x) {
     return emulator::reduce_block<emulator::Or>("__syncthreads_or", x != 0);
-}
-inline int __syncthreads_and(int x) {
-    return emulator::reduce_block<emulator::And>("__syncthreads_and", x != 0);
-}
-inline int __syncthreads_count(int x) {
-    return emulator::reduce_block<emulator::Sum>("__syncthreads_count", x != 0);
 }
