@@ -69,8 +69,8 @@ impl Scheduler {
 
     /// Whether some of what a waiting sequence begins with is on its way to the host.
     pub(crate) fn waits_for_host(&self, sequence: &Sequence) -> bool {
-        let (num_kept, num_known) = self.num_on_host(sequence, &self.find_first(sequence));
-        num_known > num_kept
+        let found = self.find_first(sequence);
+        self.num_known(sequence, &found) > self.num_kept(sequence, &found)
     }
 
     /// Notes that the host has a block that the file may not have.

@@ -87,20 +87,25 @@ impl Scheduler {
         // A static batch computes all prompts before its first decode: nobody waits for a move. All
         // of a prompt that is probed is computed.
         let is_static = matches!(self.policy.batching, Batching::Static { .. });
-        if is_static || sequence.probes_prompt || self.swap.num_kept() == 0 {
+        let has_all = num_usable == self.most_found(sequence) || self.swap.num_kept() == 0;
+        if is_static || sequence.probes_prompt || has_all {
             return Some(num_usable);
         }
-        let (num_kept, num_known) = self.num_on_host(sequence, found);
-        (num_kept > num_usable || num_known == num_kept).then_some(num_kept)
+        let num_kept = self.num_kept(sequence, found);
+        let is_waiting = num_kept == num_usable && self.num_known(sequence, found) > num_kept;
+        (!is_waiting).then_some(num_kept)
     }
 
-    /// How many blocks a sequence begins with by what is on the device and what the host keeps, and
-    /// with what is on its way there.
-    pub(crate) fn num_on_host(&self, sequence: &Sequence, found: &[BlockId]) -> (usize, usize) {
+    /// How many blocks a sequence begins with by what is on the device and what the host keeps.
+    pub(crate) fn num_kept(&self, sequence: &Sequence, found: &[BlockId]) -> usize {
         let is_kept = |name: &BlockName| matches!(self.swap.find(name), OnHost::Kept(_));
+        self.num_beginning(sequence, found, is_kept)
+    }
+
+    /// The same, with what is on its way to the host.
+    pub(crate) fn num_known(&self, sequence: &Sequence, found: &[BlockId]) -> usize {
         let is_known = |name: &BlockName| self.swap.find(name) != OnHost::Missing;
-        let num_kept = self.num_beginning(sequence, found, is_kept);
-        (num_kept, self.num_beginning(sequence, found, is_known))
+        self.num_beginning(sequence, found, is_known)
     }
 
     /// How many blocks a sequence can begin with if what is not on the device can come from
