@@ -27,6 +27,7 @@
 
 mod attention;
 mod checks;
+mod codes;
 mod decode;
 mod emulator;
 mod kept;
