@@ -1037,6 +1037,7 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
     add_piece<true>(p, piece, head_groups, ring, running);
     meet<true>(running, meeting);
     finish<true>(p, piece, meeting);
+    __syncthreads(); // The meeting is over.
     if (threadIdx.x == 0) atomicAdd(p.recomputed, 1u);
     copies_wait<0>();
     __syncwarp();

@@ -96,17 +96,17 @@ fn check(numbers: KvNumbers, head_dim: u32, block_size: u32, heads: [u32; 2], wi
 }
 
 /// Rows whose scores are too large, or too small, for a fixed number are computed again, and no
-/// others. A block has one piece here.
+/// others. Blocks have one piece, or several.
 #[test]
 fn scores_out_of_range_are_computed_again() {
-    let gpu = Gpu { num_sms: 32, ..GPU };
-    let check = |contexts: &[u32], loud: &[(usize, f32)], order| {
+    let wide = Gpu { num_sms: 32, ..GPU };
+    let check = |gpu: &Gpu, contexts: &[u32], loud: &[(usize, f32)], order| {
         let cache = KvShape { numbers: KvNumbers::Bf16, head_dim: 64, block_size: 16 };
         let layer = Layer { cache, num_heads: 8, num_kv_heads: 1, window: NO_WINDOW };
         let row = |context: &u32| Row { context: *context, queries: 1 };
         let mut step = Step::new(layer, &contexts.iter().map(row).collect::<Vec<_>>(), 7);
         loud.iter().for_each(|(row, factor)| step.amplify(*row, *factor));
-        let Some(recomputed) = decode(&mut step, Softmax::Unified, &gpu, order) else { return };
+        let Some(recomputed) = decode(&mut step, Softmax::Unified, gpu, order) else { return };
         step.check(|_| true, tolerance(KvNumbers::Bf16, Softmax::Unified));
         let is_unsafe = |row: &usize| {
             (0..8).any(|head| {
@@ -121,9 +121,13 @@ fn scores_out_of_range_are_computed_again() {
     };
     for order in [Order::InTurn, Order::Shuffled(2)] {
         // Whole and in pieces; then one score alone, which is far below for some heads.
-        check(&[66, 600, 100, 600, 128], &[(2, 40.0), (3, 40.0)], order);
-        check(&[1], &[(0, 200.0)], order);
-        check(&[1], &[], order);
+        for gpu in [&wide, &GPU] {
+            check(gpu, &[66, 600, 100, 600, 128], &[(2, 40.0), (3, 40.0)], order);
+        }
+        check(&wide, &[1], &[(0, 200.0)], order);
+        check(&wide, &[1], &[], order);
+        // What comes next may hardly be anything.
+        check(&GPU, &[1, 1, 600, 1, 64, 1], &[(0, 200.0), (2, 40.0), (3, 200.0)], order);
     }
 }
 
