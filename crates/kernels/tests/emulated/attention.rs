@@ -115,7 +115,7 @@ impl Step {
         self.rows.iter().map(|row| row.queries).sum()
     }
 
-    fn query(&self, token: u32, head: u32) -> &[bf16] {
+    pub(crate) fn query(&self, token: u32, head: u32) -> &[bf16] {
         let Layer { cache, num_heads, num_kv_heads, .. } = self.layer;
         let heads = token * (num_heads + 2 * num_kv_heads) + head;
         &self.qkv.as_slice()[(heads * cache.head_dim) as usize..][..cache.head_dim as usize]

@@ -44,7 +44,7 @@ impl Kernel for Small {
 
 /// `body` as a kernel, with `from` and `to` of u32.
 macro_rules! kernel {
-    ($body:literal) => {
+    ($body:expr) => {
         concat!(
             "#include \"common.cuh\"\n#include \"kv_cache.cuh\"\n",
             "struct Params { const u32* from; u32* to; };\nKERNEL void small(const Params p) {\n",
@@ -173,6 +173,31 @@ fn barriers_hold_the_whole_block() {
     );
     let Some(found) = run(text, 64, &[0; 64]) else { return };
     assert_eq!(found.unwrap(), (0..64).map(|i| 163 - i).collect::<Vec<_>>());
+}
+
+/// Functions of the same name have variables at other places where other variables come first.
+#[test]
+fn programs_share_no_places_of_shared_variables() {
+    macro_rules! with_words {
+        ($num:literal) => {
+            kernel!(concat!(
+                "__shared__ u32 words[",
+                $num,
+                "]; u32 total;
+                 for (u32 at = i; at < ",
+                $num,
+                "; at += 64) words[at] = at;
+                 p.to[i] = block_prefix_sum<2>(1, total);
+                 for (u32 at = i; at < ",
+                $num,
+                "; at += 64) p.to[i] += 100 * (words[at] - at);"
+            ))
+        };
+    }
+    for text in [with_words!(64), with_words!(1024)] {
+        let Some(found) = run(text, 64, &[0; 64]) else { return };
+        assert_eq!(found.unwrap(), (0..64).collect::<Vec<_>>());
+    }
 }
 
 #[test]

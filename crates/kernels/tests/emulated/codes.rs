@@ -18,53 +18,83 @@ use crate::{
 };
 
 const NUM_ROWS: usize = 3;
-const PADDED_ROWS: usize = 8;
 /// Columns that share a scale.
 const COLS: usize = 128;
 
 /// Rows as codes.
-struct Codes {
+pub(crate) struct Codes {
+    num_rows: usize,
+    padded_rows: usize,
     len: usize,
     codes: Memory<u8>,
     scales: Memory<f32>,
 }
 
 impl Codes {
-    fn new(len: usize) -> Self {
-        let codes = Memory::unwritten(2 * NUM_ROWS * fp8_row_bytes(len));
-        Self { len, codes, scales: Memory::unwritten(len.div_ceil(COLS) * PADDED_ROWS) }
+    pub(crate) fn new(num_rows: usize, len: usize) -> Self {
+        let padded_rows = num_rows.next_multiple_of(8);
+        Self {
+            num_rows,
+            padded_rows,
+            len,
+            codes: Memory::unwritten(2 * num_rows * fp8_row_bytes(len)),
+            scales: Memory::unwritten(len.div_ceil(COLS) * padded_rows),
+        }
     }
 
-    fn address(&mut self) -> SplitRows {
+    pub(crate) fn address(&mut self) -> SplitRows {
         SplitRows {
             codes: self.codes.address(),
             scales: self.scales.address(),
-            num_rows: NUM_ROWS as u32,
-            padded_rows: PADDED_ROWS as u32,
+            num_rows: self.num_rows as u32,
+            padded_rows: self.padded_rows as u32,
         }
     }
 
-    /// The sum of both codes of each number is the number, but for the smallest.
-    fn check(&self, x: &[bf16]) {
+    /// A row's greater and lesser codes.
+    pub(crate) fn codes(&self, row: usize) -> [&[u8]; 2] {
         let pitch = fp8_row_bytes(self.len);
-        for (row, x) in x.chunks(self.len).enumerate() {
-            for (block, x) in x.chunks(COLS).enumerate() {
-                let scale = f64::from(self.scales.as_slice()[block * PADDED_ROWS + row]);
-                assert_eq!(scale.log2().fract(), 0.0, "{scale} is no power of 2");
-                let greatest = x.iter().map(|x| f64::from(*x).abs()).fold(0.0, f64::max);
-                for (i, x) in x.iter().enumerate() {
-                    let at = row * pitch + fp8_place(block * COLS + i);
-                    let [greater, lesser] =
-                        [0, NUM_ROWS * pitch].map(|lesser| self.codes.as_slice()[lesser + at]);
-                    let sum = scale * (e4m3(greater) + e4m3(lesser));
-                    let is_small = f64::from(*x).abs() < greatest * 2_f64.powi(-9);
-                    let allowed = if is_small { greatest * 2_f64.powi(-17) } else { 0.0 };
-                    let off = (sum - f64::from(*x)).abs();
-                    assert!(off <= allowed, "row {row}, {block}, {i}: {sum}, not {x}");
-                }
+        [row, self.num_rows + row].map(|row| &self.codes.as_slice()[row * pitch..][..pitch])
+    }
+
+    /// A row's scales.
+    pub(crate) fn scales(&self, row: usize) -> Vec<f32> {
+        let of_blocks = self.scales.as_slice().chunks(self.padded_rows);
+        of_blocks.map(|scales| scales[row]).collect()
+    }
+
+    fn check(&self, x: &[bf16]) {
+        x.chunks(self.len).enumerate().for_each(|(row, x)| self.check_row(row, x));
+    }
+
+    /// The sum of both codes of each number is the number, but for the smallest.
+    pub(crate) fn check_row(&self, row: usize, x: &[bf16]) {
+        let ([greater, lesser], scales) = (self.codes(row), self.scales(row));
+        for (block, x) in x.chunks(COLS).enumerate() {
+            let scale = f64::from(scales[block]);
+            assert_eq!(scale.log2().fract(), 0.0, "{scale} is no power of 2");
+            let greatest = x.iter().map(|x| f64::from(*x).abs()).fold(0.0, f64::max);
+            for (i, x) in x.iter().enumerate() {
+                let at = fp8_place(block * COLS + i);
+                let sum = scale * (e4m3(greater[at]) + e4m3(lesser[at]));
+                let is_small = f64::from(*x).abs() < greatest * 2_f64.powi(-9);
+                let allowed = if is_small { greatest * 2_f64.powi(-17) } else { 0.0 };
+                let off = (sum - f64::from(*x)).abs();
+                assert!(off <= allowed, "row {row}, {block}, {i}: {sum}, not {x}");
             }
         }
     }
+}
+
+/// As `fp8_split.cu` makes them; `None` where there is no C++ compiler.
+pub(crate) fn split(x: &mut Memory<bf16>, len: usize) -> Option<Codes> {
+    let kernel = Emulated::new(Fp8Split, Arch::SM_90A)?;
+    let mut codes = Codes::new(x.as_slice().len() / len, len);
+    let params =
+        Fp8SplitParams { x: x.address(), to: codes.address(), len: len as u32, reserved: 0 };
+    // SAFETY: memory is of the sizes that parameters say.
+    unsafe { kernel.launch(&params, Order::Shuffled(1)) };
+    Some(codes)
 }
 
 /// Numbers of many sizes, so that some are small beside others.
@@ -76,22 +106,14 @@ fn uneven(len: usize) -> Vec<bf16> {
 
 #[test]
 fn codes_add_up_to_the_numbers() {
-    let Some(kernel) = Emulated::new(Fp8Split, Arch::SM_90A) else { return };
     for len in [128, 200, 384] {
         let numbers = uneven(NUM_ROWS * len);
-        let (mut x, mut codes) = (Memory::new(&numbers), Codes::new(len));
-        let params =
-            Fp8SplitParams { x: x.address(), to: codes.address(), len: len as u32, reserved: 0 };
-        // SAFETY: memory is of the sizes that parameters say.
-        unsafe { kernel.launch(&params, Order::Shuffled(1)) };
+        let Some(codes) = split(&mut Memory::new(&numbers), len) else { return };
         codes.check(&numbers);
         // Rows are padded to whole groups, with zeros.
-        let pitch = fp8_row_bytes(len);
-        for col in len..pitch {
-            assert!(
-                codes.codes.as_slice().chunks(pitch).all(|row| row[fp8_place(col)] & 0x7f == 0)
-            );
-        }
+        let is_zero =
+            |codes: &[u8]| (len..codes.len()).all(|col| codes[fp8_place(col)] & 0x7f == 0);
+        assert!((0..NUM_ROWS).all(|row| codes.codes(row).into_iter().all(is_zero)));
     }
 }
 
@@ -103,7 +125,7 @@ fn what_add_norm_leaves_are_codes_of_its_output() {
     let (mut x, mut parts) = (Memory::new(&wide), Memory::new(&wide));
     let mut weight = Memory::new(&Dice::new(12).f32s(len, 1.0));
     let mut out = Memory::<bf16>::unwritten(NUM_ROWS * len);
-    let mut codes = Codes::new(len);
+    let mut codes = Codes::new(NUM_ROWS, len);
     let params = AddNormParams {
         x: x.address(),
         parts: parts.address(),

@@ -15,13 +15,13 @@ use crate::{
 };
 
 /// Few multiprocessors, so that few rows keep all blocks busy.
-const GPU: Gpu = Gpu { num_sms: 3, ..Gpu::A100 };
-const NO_WINDOW: u32 = u32::MAX;
+pub(crate) const GPU: Gpu = Gpu { num_sms: 3, ..Gpu::A100 };
+pub(crate) const NO_WINDOW: u32 = u32::MAX;
 
 /// How far weights and values may be off, as a share of themselves: weights and outputs are rounded
 /// to bf16, by up to 2^-8 each; factors, least numbers and values of four bits are as well in a
 /// unified softmax.
-fn tolerance(numbers: KvNumbers, softmax: Softmax) -> f64 {
+pub(crate) fn tolerance(numbers: KvNumbers, softmax: Softmax) -> f64 {
     match (numbers, softmax) {
         (KvNumbers::Int4, Softmax::Unified) => 1.0 / 32.0,
         _ => 1.0 / 120.0,
@@ -31,7 +31,16 @@ fn tolerance(numbers: KvNumbers, softmax: Softmax) -> f64 {
 /// Runs the step's decode rows; how many rows and head groups were computed again.
 fn decode(step: &mut Step, softmax: Softmax, gpu: &Gpu, order: Order) -> Option<u32> {
     let kernel = DecodeAttention::new(gpu, step.layer.cache, softmax).unwrap();
-    let kernel = Emulated::new(kernel, gpu.arch)?;
+    run(step, &Emulated::new(kernel, gpu.arch)?, SplitRows::default(), order)
+}
+
+/// As [`decode`], with codes of the output besides.
+pub(crate) fn run(
+    step: &mut Step,
+    kernel: &Emulated<DecodeAttention>,
+    split: SplitRows,
+    order: Order,
+) -> Option<u32> {
     let num_ctas = kernel.kernel.num_ctas();
     let division = Division::of(step, num_ctas, 64);
     let mut plan = plan(step, division, order)?;
@@ -55,7 +64,7 @@ fn decode(step: &mut Step, softmax: Softmax, gpu: &Gpu, order: Order) -> Option<
         arrivals: arrivals.address(),
         unified: NULL,
         recomputed: recomputed.address(),
-        split: SplitRows::default(),
+        split,
         prefix_spans: NULL,
         row_prefixes: NULL,
         prefix_parts: NULL,

@@ -33,6 +33,9 @@ pub(crate) enum Order {
     Shuffled(u32),
 }
 
+/// Orders that differ in all.
+pub(crate) const ORDERS: [Order; 3] = [Order::InTurn, Order::Shuffled(1), Order::Shuffled(2)];
+
 /// A specialisation of a kernel that runs on the host.
 pub(crate) struct Emulated<K> {
     pub(crate) kernel: K,

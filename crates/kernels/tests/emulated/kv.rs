@@ -6,6 +6,7 @@ use inflight_kernels::{KvNumbers, KvShape};
 use crate::memory::{Dice, Memory};
 
 /// Keys or values of some blocks. What nobody wrote is no number.
+#[derive(Clone)]
 pub(crate) struct Cache {
     pub(crate) shape: KvShape,
     num_kv_heads: u32,

@@ -26,9 +26,12 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
 mod attention;
+mod blocks;
 mod checks;
 mod codes;
+mod cut;
 mod decode;
+mod decode_codes;
 mod emulator;
 mod kept;
 mod kv;
@@ -36,8 +39,12 @@ mod memory;
 mod plan;
 mod prefill;
 mod prefixes;
+mod products;
 mod rope;
 mod rows;
 mod sample;
+mod sums;
+mod tokens;
 mod translate;
 mod unpack;
+mod weights;

@@ -99,7 +99,7 @@ impl Inputs {
 }
 
 /// How far the cache's numbers may be off: half a step of what their scales allow.
-fn half_step(numbers: KvNumbers, head: &[f64], i: usize) -> f64 {
+pub(crate) fn half_step(numbers: KvNumbers, head: &[f64], i: usize) -> f64 {
     let greatest = |numbers: &[f64]| numbers.iter().fold(0.0_f64, |a, x| a.max(x.abs()));
     match numbers {
         KvNumbers::Bf16 => head[i].abs() / 256.0,

@@ -82,8 +82,9 @@ static unsigned declared_bytes, dynamic_bytes;
 // What nobody wrote is no number, in any format, and no index.
 constexpr unsigned char UNWRITTEN = 0xff;
 
-// The place of a variable; `Variable` is a type of its own for each.
-template <typename Variable> Variable& declared() {
+// The place of a variable; `Variable` is a type of its own for each. Static: of other functions'
+// variables all specialisations that a process has loaded share one.
+template <typename Variable> static Variable& declared() {
     static const unsigned at = [] {
         unsigned begin = (declared_bytes + alignof(Variable) - 1) / alignof(Variable);
         declared_bytes = begin * alignof(Variable) + sizeof(Variable);

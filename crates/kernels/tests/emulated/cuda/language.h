@@ -102,6 +102,9 @@ inline unsigned __float2uint_rz(float x) {
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }
+inline void sincospif(float x, float* sin_, float* cos_) {
+    *sin_ = sin(M_PI * x), *cos_ = cos(M_PI * x);
+}
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 
@@ -111,6 +114,11 @@ inline void __threadfence() {}
 template <typename T, typename U> T atomicAdd(T* at, U x) {
     T old = *at;
     *at = old + T(x);
+    return old;
+}
+template <typename T, typename U> T atomicOr(T* at, U x) {
+    T old = *at;
+    *at = old | T(x);
     return old;
 }
 template <typename T, typename U> T atomicMax(T* at, U x) {
