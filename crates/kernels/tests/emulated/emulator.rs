@@ -12,16 +12,20 @@ use std::{
 
 use inflight_kernels::{Arch, Kernel, KernelSpec};
 
-use crate::translate::translate;
+use crate::translate::{head, translate};
 
 /// The emulator's C++: `launch.h` includes the others.
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 11] = [
     ("language.h", include_str!("cuda/language.h")),
     ("numbers.h", include_str!("cuda/numbers.h")),
     ("thread.h", include_str!("cuda/thread.h")),
     ("block.h", include_str!("cuda/block.h")),
     ("warp.h", include_str!("cuda/warp.h")),
     ("ptx.h", include_str!("cuda/ptx.h")),
+    ("barriers.h", include_str!("cuda/barriers.h")),
+    ("bulk.h", include_str!("cuda/bulk.h")),
+    ("warpgroup.h", include_str!("cuda/warpgroup.h")),
+    ("schedule.h", include_str!("cuda/schedule.h")),
     ("launch.h", include_str!("cuda/launch.h")),
 ];
 
@@ -160,8 +164,8 @@ impl Program {
 }
 
 /// Products and sums are left as they are written, for a launch to give the same everywhere.
-const OPTIONS: [&str; 7] =
-    ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-ffp-contract=off"];
+const OPTIONS: [&str; 8] =
+    ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-Wno-psabi", "-fno-strict-aliasing", "-ffp-contract=off"];
 
 fn compiler() -> Option<&'static str> {
     static FOUND: LazyLock<Option<&'static str>> = LazyLock::new(|| {
@@ -187,7 +191,8 @@ fn text(spec: &KernelSpec, arch: Arch) -> String {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc");
     let read = |name: &str| fs::read_to_string(sources.join(name)).expect("a header of csrc/");
     text += &translate(spec.source.file, spec.source.text, &read);
-    text + &format!("EMULATED_KERNEL({})\n", spec.entry)
+    text += "#undef __cluster_dims__\n#define __cluster_dims__ .of\n";
+    text + &format!("EMULATED_KERNEL({}, {})\n", spec.entry, head(spec.source.text, spec.entry))
 }
 
 fn compile(compiler: &str, spec: &KernelSpec, text: &str, library: &Path) {

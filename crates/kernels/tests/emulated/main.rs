@@ -27,12 +27,14 @@
 
 mod attention;
 mod blocks;
+mod boxes;
 mod checks;
 mod codes;
 mod cut;
 mod decode;
 mod decode_codes;
 mod emulator;
+mod gemm;
 mod kept;
 mod kv;
 mod memory;

@@ -3,6 +3,13 @@
 
 use std::{collections::HashSet, fmt::Write as _};
 
+/// What stands between a kernel's type and its name: how it is launched.
+pub(crate) fn head<'a>(text: &'a str, kernel: &str) -> &'a str {
+    let (before, _) = text.split_once(&format!("{kernel}(const ")).expect("a kernel of parameters");
+    let (_, head) = before.rsplit_once("KERNEL void").expect("a kernel");
+    head.trim()
+}
+
 /// A source with the headers it includes, by `read`, translated.
 pub(crate) fn translate(file: &str, text: &str, read: &dyn Fn(&str) -> String) -> String {
     let mut included = HashSet::new();
@@ -47,8 +54,10 @@ fn replace_at(text: &str, word: &str, find: impl Fn(&str) -> Option<(String, usi
             .unwrap_or_else(|| (word.to_owned(), word.len()));
         result += &rest[..at];
         result += &new;
-        let lines = rest[at..at + len].matches('\n').count() - new.matches('\n').count();
-        result += &"\n".repeat(lines);
+        let replaced = &rest[at..at + len];
+        let lines = replaced.matches('\n').count() - new.matches('\n').count();
+        // A macro goes on over lines.
+        result += &(if replaced.contains("\\\n") { "\\\n" } else { "\n" }).repeat(lines);
         rest = &rest[at + len..];
     }
     result + rest
@@ -155,9 +164,33 @@ fn operand(text: &str) -> Option<&str> {
 fn calls(template: &str, operands: &[&str]) -> String {
     let body = template.trim();
     let body = body.strip_prefix('{').and_then(|body| body.strip_suffix('}')).unwrap_or(body);
+    if let Some((_, again)) = body.split_once("_%=:") {
+        return format!("{{ {} }}", call_of_loop(again, operands));
+    }
+    if let Some(at) = body.find("wgmma.mma_async") {
+        return format!("{{ {} }}", product(&body[at..], operands));
+    }
     let statements = body.split(';').map(str::trim).filter(|statement| !statement.is_empty());
     let calls: Vec<String> = statements.map(|statement| call(statement, operands)).collect();
     format!("{{ {} }}", calls.join(" "))
+}
+
+/// An instruction that is repeated until the predicate that it makes holds, as one call.
+fn call_of_loop(statements: &str, operands: &[&str]) -> String {
+    let (statement, _) = statements.split_once(';').expect("instructions end");
+    let (name, arguments) = statement.trim().split_once(' ').expect("a predicate is asked for");
+    let (_, arguments) = arguments.split_once(',').expect("and something besides");
+    call(&format!("{name} {arguments}"), operands)
+}
+
+/// A product of a warpgroup. Macros list its sums, which are `d`, and the names of operands: what is
+/// between them is the operands in their order, and the numbers of the text.
+fn product(body: &str, operands: &[&str]) -> String {
+    let (statement, _) = body.split_once(';').expect("instructions end");
+    let (name, arguments) = statement.split_once(' ').expect("it has operands");
+    let numbers = arguments.split(',').map(str::trim).filter(|text| text.parse::<u32>().is_ok());
+    let all: Vec<&str> = ["d"].into_iter().chain(operands.iter().copied()).chain(numbers).collect();
+    format!("{}({});", function(name), all.join(", "))
 }
 
 fn call(statement: &str, operands: &[&str]) -> String {
@@ -169,7 +202,8 @@ fn call(statement: &str, operands: &[&str]) -> String {
         return format!("uint{bits}_t {};", names.join(", "));
     }
     let arguments = arguments.split(',').map(|text| text.trim_matches([' ', '{', '}', '[', ']']));
-    let arguments = arguments.filter(|argument| !argument.is_empty()).map(|argument| {
+    // `_` is a result that nobody wants.
+    let arguments = arguments.filter(|argument| !["", "_"].contains(argument)).map(|argument| {
         let is_register = argument.starts_with(|c: char| c.is_alphabetic());
         match argument.strip_prefix('%') {
             Some(number) => match number.parse::<usize>() {
@@ -180,8 +214,11 @@ fn call(statement: &str, operands: &[&str]) -> String {
             None => argument.to_owned(),
         }
     });
-    let name = name.replace(|c: char| !c.is_alphanumeric(), "_");
-    format!("ptx_{name}({});", arguments.collect::<Vec<_>>().join(", "))
+    format!("{}({});", function(name), arguments.collect::<Vec<_>>().join(", "))
+}
+
+fn function(instruction: &str) -> String {
+    format!("ptx_{}", instruction.replace(|c: char| !c.is_alphanumeric(), "_"))
 }
 
 fn register(name: &str) -> String {
@@ -205,6 +242,16 @@ fn translations() {
          : \"r\"(low));",
         "{ uint16_t ptx_register_low, ptx_register_high; \
          ptx_mov_b32(ptx_register_low, ptx_register_high, low); ptx_cvt(x[0], ptx_register_low); }",
+    );
+    check(
+        "asm(\"{ .reg .pred p; AGAIN_%=: try.b64 p, [%0], %1; @!p bra AGAIN_%=; }\" :: \"r\"(a), \
+         \"r\"(b));",
+        "{ ptx_try_b64(a, b); }",
+    );
+    check(
+        "#define M(N) asm(\"{ setp.ne p, \" C \", 0; \" \\\n \"wgmma.mma_async.n\" #N \"k16 {\" D_##N \
+         \"}, \" A \", \" B \", p, 1, 0; }\" : D(0) \\\n : \"l\"(a), \"l\"(b)); end",
+        "#define M(N) { ptx_wgmma_mma_async_nk16(d, a, b, 1, 0); }\\\n\\\n end",
     );
     check(
         "__shared__ u32 a[N / 2], b;",

@@ -1,4 +1,4 @@
-// Blocks: where their threads meet, and their shared memory.
+// Blocks: where their threads meet, their shared memory, and clusters of them.
 //
 // Where threads meet (a barrier, a shuffle, a matrix product) each leaves the address of its
 // operands; the last to arrive does the work of all of them, and they run on.
@@ -45,39 +45,121 @@ struct Meeting {
         arrived++;
         running->state = WAITING;
         running->waits_at = what;
+        running->waits_for = nullptr;
         end();
         if (running->state == WAITING) back_to_scheduler();
     }
 };
+
+// ---- what is under way while threads run on, see `bulk.h` and `warpgroup.h` ----
+
+// Of a tensor, as `boxes.rs` encodes it in place of the driver.
+struct Box {
+    uint64_t magic;
+    uint64_t address;
+    uint64_t rank; // Dimensions, the fastest first.
+    uint64_t dims[3];
+    uint64_t strides[2]; // Bytes, of all dimensions but the first.
+    uint64_t sides[3];
+    uint64_t element_bytes;
+};
+
+// To shared memory, and then a barrier there is told.
+struct BulkCopy {
+    Thread* by;
+    unsigned to, bytes, barrier;
+    const void* from; // Null: `box`.
+    Box box;
+    int at[3];
+};
+
+// One product of a warp: its 16 rows of a warpgroup's 64.
+struct WarpProduct {
+    unsigned columns, accumulator, group;
+    uint64_t a, b; // Descriptors.
+    bool add, a_is_in_registers, has_codes, b_by_columns;
+    unsigned registers[32][4]; // Of lanes: a.
+};
+
+// Sums that products add to: the kernel's own are no numbers meanwhile.
+struct Accumulator {
+    float* to[32]; // Of lanes.
+    unsigned len;     // Of each.
+    unsigned pending; // Products; none: it is free.
+    std::vector<float> sums[32];
+};
+
+struct Accumulators {
+    std::vector<Accumulator> all;
+    std::vector<WarpProduct> pending;
+    unsigned num_groups;
+    bool is_fenced;
+};
+
+// Of `bar.sync`.
+struct NamedBarrier {
+    unsigned expected;
+    unsigned arrived;
+};
+
+struct Cluster;
 
 struct Block {
     uint3 index;
     bool is_alive;
     std::vector<Thread> threads;
     Meeting all, warps[MAX_THREADS / 32];
+    NamedBarrier named[16];
     std::vector<unsigned char> memory; // Its shared memory, while another block runs.
+    std::vector<BulkCopy> copies;
+    Accumulators products[MAX_THREADS / 32]; // Of warps.
+    Cluster* cluster;
 };
 
-// Blocks that share the machine; one where nothing is shuffled.
-static Block blocks[4];
+// Blocks that begin together and see each other's shared memory; where a kernel says nothing, one.
+constexpr unsigned MAX_CLUSTER = 8;
+struct Cluster {
+    Block blocks[MAX_CLUSTER]; // By their ranks.
+    unsigned num_running;      // Threads that have not ended.
+    unsigned num_arrived, num_meetings;
+};
+
+static dim3 clusterDim; // In blocks.
+static unsigned cluster_size;
+
+// Those that share the machine; one where nothing is shuffled.
+constexpr unsigned MAX_PLACES = 4;
+static Cluster clusters[MAX_PLACES];
 static Block* current;
 
-static void run_fiber() {
-    for (;;) {
-        run_kernel();
-        running->state = ENDED;
-        // Barriers of a block count those who have left; warps must stay whole.
-        current->all.expected--;
-        current->all.end();
-        back_to_scheduler();
+// ---- waiting for what is no meeting ----
+
+__attribute__((format(printf, 2, 3))) static void wait_for(const void* thing, const char* format,
+                                                           ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(running->place, sizeof running->place, format, arguments);
+    va_end(arguments);
+    running->state = WAITING;
+    running->waits_at = running->place;
+    running->waits_for = thing;
+    back_to_scheduler();
+}
+
+static void wake(Block& block, const void* thing) {
+    for (Thread& thread : block.threads) {
+        if (thread.state == WAITING && thread.waits_for == thing) thread.state = READY;
     }
 }
 
 // ---- shared memory: what the source declares, then what the launch asks for ----
 
 constexpr unsigned DYNAMIC_AT = 48 << 10, SHARED_BYTES = DYNAMIC_AT + (256 << 10), FENCE = 1024;
-alignas(1024) static unsigned char shared_memory[SHARED_BYTES];
+alignas(1024) static unsigned char shared_memory[SHARED_BYTES]; // Of the current block.
 static unsigned declared_bytes, dynamic_bytes;
+
+// Upper bits of an address: whose memory it is of, by rank and one, or 0: the own.
+constexpr unsigned RANK_AT = 24;
 
 // What nobody wrote is no number, in any format, and no index.
 constexpr unsigned char UNWRITTEN = 0xff;
@@ -94,15 +176,22 @@ template <typename Variable> static Variable& declared() {
     return *reinterpret_cast<Variable*>(shared_memory + at);
 }
 
-// Memory at an address as PTX has it.
-static unsigned char* shared_at(unsigned address, unsigned bytes) {
-    if (address % bytes != 0) fail("%u bytes of shared memory at %u", bytes, address);
-    unsigned end = address + bytes;
-    if (end > DYNAMIC_AT + dynamic_bytes || (end > declared_bytes && address < DYNAMIC_AT)) {
+// Memory at an address as PTX has it, `bytes` of it, and aligned to `alignment`.
+static unsigned char* shared_at(unsigned address, unsigned bytes, unsigned alignment) {
+    unsigned rank = address >> RANK_AT, at = address & ((1 << RANK_AT) - 1);
+    if (at % alignment != 0) fail("%u bytes of shared memory at %u", alignment, at);
+    unsigned end = at + bytes;
+    if (end > DYNAMIC_AT + dynamic_bytes || (end > declared_bytes && at < DYNAMIC_AT)) {
         fail("%u bytes at %d of %u bytes of dynamic shared memory", bytes,
-             int(address) - int(DYNAMIC_AT), dynamic_bytes);
+             int(at) - int(DYNAMIC_AT), dynamic_bytes);
     }
-    return shared_memory + address;
+    if (rank == 0) return shared_memory + at;
+    Block& block = current->cluster->blocks[rank - 1];
+    if (!block.is_alive) fail("shared memory of block %u of the cluster, which has ended", rank - 1);
+    return (&block == current ? shared_memory : block.memory.data()) + at;
+}
+static unsigned char* shared_at(unsigned address, unsigned bytes) {
+    return shared_at(address, bytes, bytes);
 }
 
 static void check_fence() {
@@ -112,7 +201,7 @@ static void check_fence() {
     }
 }
 
-// ---- running ----
+// ---- chance ----
 
 // Marsaglia's xorshift, for what may happen in any order; 0: everything in turn.
 static uint64_t dice;
@@ -130,100 +219,5 @@ static std::vector<unsigned> counted(unsigned count) {
     std::vector<unsigned> order(count);
     for (unsigned i = 0; i < count; i++) order[i] = i;
     return order;
-}
-
-static void begin_block(Block& block, unsigned number) {
-    block.index = {number % gridDim.x, number / gridDim.x % gridDim.y,
-                   number / gridDim.x / gridDim.y};
-    block.is_alive = true;
-    block.memory.assign(DYNAMIC_AT + dynamic_bytes + FENCE, UNWRITTEN);
-    if (current == &block) current = nullptr;
-    block.all.begin(block.threads.data(), num_threads);
-    for (unsigned i = 0; i < num_threads; i += 32) {
-        block.warps[i / 32].begin(&block.threads[i], min(num_threads - i, 32));
-    }
-    for (unsigned i = 0; i < num_threads; i++) {
-        Thread& thread = block.threads[i];
-        thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-        thread.number = i;
-        thread.state = READY;
-        thread.copies.clear();
-        thread.copy_groups = 0;
-    }
-}
-
-static void switch_to(Block& block) {
-    if (current == &block) return;
-    if (current != nullptr) memcpy(current->memory.data(), shared_memory, current->memory.size());
-    memcpy(shared_memory, block.memory.data(), block.memory.size());
-    current = &block;
-    blockIdx = block.index;
-}
-
-// Lets the threads of a warp of the current block, from `first` on, run as far as they can without
-// other warps: far ahead of those, which is how a missing barrier shows. Whether any could at all.
-static bool run_warp(unsigned first) {
-    std::vector<unsigned> lanes = counted(min(num_threads - first, 32));
-    bool has_run = false, goes_on = true;
-    while (goes_on && !has_failed) {
-        goes_on = false;
-        shuffle(lanes);
-        for (size_t i = 0; i < lanes.size() && !has_failed; i++) {
-            Thread& thread = current->threads[first + lanes[i]];
-            if (thread.state != READY) continue;
-            resume(thread);
-            has_run = goes_on = true;
-        }
-    }
-    return has_run;
-}
-
-static void say_who_waits() {
-    int length = snprintf(failure, sizeof failure, "block (%u, %u, %u) waits for ever:", blockIdx.x,
-                          blockIdx.y, blockIdx.z);
-    const char* before = "";
-    for (unsigned i = 0; i < num_threads && length < int(sizeof failure) - 100; i++) {
-        const Thread& thread = current->threads[i];
-        const char* where = thread.state == ENDED ? "its end" : thread.waits_at;
-        if (strcmp(where, before) == 0) continue;
-        length += snprintf(failure + length, sizeof failure - length,
-                           " thread %u and what follows at %s;", i, where);
-        before = where;
-    }
-    has_failed = true;
-}
-
-// Lets one warp of a block run.
-static void step(Block& block) {
-    switch_to(block);
-    std::vector<unsigned> order = counted((num_threads + 31) / 32);
-    shuffle(order);
-    bool has_run = false;
-    for (size_t i = 0; i < order.size() && !has_run; i++) has_run = run_warp(32 * order[i]);
-    block.is_alive = block.all.expected > 0;
-    if (!has_run) say_who_waits();
-    if (!block.is_alive && _setjmp(scheduler) == 0) check_fence();
-}
-
-static void run_blocks(unsigned count) {
-    std::vector<unsigned> order = counted(count);
-    shuffle(order);
-    unsigned num_begun = 0, num_places = dice == 0 ? 1 : sizeof blocks / sizeof *blocks;
-    unsigned place = 0, steps_left = 0;
-    while (!has_failed) {
-        unsigned alive[4], num_alive = 0;
-        for (unsigned i = 0; i < num_places; i++) {
-            Block& block = blocks[i];
-            if (!block.is_alive && num_begun < count) begin_block(block, order[num_begun++]);
-            if (block.is_alive) alive[num_alive++] = i;
-        }
-        if (num_alive == 0) return;
-        // A block may be held up for a moment, or until another has done much.
-        if (!blocks[place].is_alive || (dice != 0 && steps_left-- == 0)) {
-            place = alive[dice == 0 ? 0 : below(num_alive)];
-            steps_left = dice == 0 ? 0 : 1 << below(9);
-        }
-        step(blocks[place]);
-    }
 }
 } // namespace emulator

@@ -1,8 +1,6 @@
 // Instructions that kernels write as inline PTX: `ptx_` and the instruction's name, the operands in
-// the order of the text. What is missing here does not compile, and the compiler names it.
-//
-// Out of scope: what only Hopper has (wgmma, TMA, mbarriers, clusters), so `hopper_gemm.cu`,
-// `prefill_hopper.cu` and `flat_gemm.cu`.
+// the order of the text. What is missing here does not compile, and the compiler names it. What only
+// Hopper has is in `barriers.h`, `bulk.h` and `warpgroup.h`.
 #pragma once
 #include "numbers.h"
 #include "warp.h"
@@ -77,6 +75,11 @@ inline void ptx_ld_shared_u32(unsigned& to, unsigned from) {
 }
 inline void ptx_ld_shared_f32(float& to, unsigned from) {
     memcpy(&to, emulator::shared_at(from, 4), 4);
+}
+inline void ptx_ld_shared_v2_f32(float& a, float& b, unsigned from) {
+    float x[2];
+    memcpy(x, emulator::shared_at(from, 8), 8);
+    a = x[0], b = x[1];
 }
 inline void ptx_ld_shared_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
                                  unsigned from) {

@@ -39,6 +39,9 @@ struct Thread {
     unsigned number; // In the block.
     State state;
     const char* waits_at;
+    const void* waits_for; // What wakes it, where that is no meeting of a warp or block.
+    char place[64];        // That `waits_at` may say.
+    unsigned arrived_at;   // The last of the cluster's meetings, counted from 1.
     bool has_begun; // As a fiber, in this block or in one before.
     jmp_buf at;
     ucontext_t start;

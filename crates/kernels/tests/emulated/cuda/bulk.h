@@ -1,0 +1,109 @@
+// Copies to shared memory by the copy engine: of plain bytes, and of boxes of tensors.
+//
+// Places are overwritten, with what is no number, as soon as a copy is asked for. It arrives when
+// no thread of the block can go on, or, where the order is shuffled, at any moment and in any order.
+//
+// Source: PTX ISA 8.x, cp.async.bulk and cp.async.bulk.tensor.
+#pragma once
+#include "barriers.h"
+
+namespace emulator {
+// ---- where a byte is ----
+
+// Chunks of 16 bytes are exchanged within 8 rows of 128 bytes: an address's bits 4 to 6 are changed
+// by bits 7 to 9.
+constexpr unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
+
+// ---- arrival ----
+
+static void copy_box(const BulkCopy& copy) {
+    const Box& box = copy.box;
+    for (unsigned row = 0; row < box.sides[1] * box.sides[2]; row++) {
+        int64_t y = copy.at[1] + int(row % box.sides[1]), z = copy.at[2] + int(row / box.sides[1]);
+        bool is_inside =
+            y >= 0 && z >= 0 && uint64_t(y) < box.dims[1] && uint64_t(z) < box.dims[2];
+        const char* from = reinterpret_cast<const char*>(box.address) + y * box.strides[0] +
+                           z * box.strides[1];
+        for (unsigned i = 0; i < box.sides[0]; i++) {
+            int64_t x = copy.at[0] + int(i);
+            unsigned bytes = box.element_bytes;
+            unsigned char* to = shared_at(swizzled(copy.to + 128 * row + i * bytes), bytes);
+            if (is_inside && x >= 0 && uint64_t(x) < box.dims[0]) {
+                memcpy(to, from + x * bytes, bytes);
+            } else {
+                memset(to, 0, bytes);
+            }
+        }
+    }
+}
+
+// One of those that the current block asked for.
+__attribute__((noinline)) static void deliver_one() {
+    std::vector<BulkCopy>& copies = current->copies;
+    size_t which = dice == 0 ? 0 : below(copies.size());
+    BulkCopy copy = copies[which];
+    copies.erase(copies.begin() + which);
+    running = copy.by; // Who is to blame.
+    runs_here = true;
+    if (_setjmp(scheduler) == 0) {
+        if (copy.from == nullptr) {
+            copy_box(copy);
+        } else {
+            memcpy(shared_at(copy.to, copy.bytes, 16), copy.from, copy.bytes);
+        }
+        bytes_arrive(copy.barrier, copy.bytes);
+    }
+    runs_here = false;
+}
+
+// ---- asking ----
+
+static void start_bulk_copy(const BulkCopy& copy) {
+    mbarrier_at(copy.barrier);
+    memset(shared_at(copy.to, copy.bytes, copy.from == nullptr ? 128 : 16), UNWRITTEN, copy.bytes);
+    current->copies.push_back(copy);
+}
+
+constexpr uint64_t BOX = 0x0b0c0ded;
+
+static void start_box_copy(unsigned to, const void* map, int x, int y, int z, unsigned rank,
+                           unsigned barrier) {
+    BulkCopy copy = {running, to, 0, barrier, nullptr, {}, {x, y, z}};
+    Box& box = copy.box;
+    memcpy(&box, map, sizeof box);
+    if (box.magic != BOX) fail("copies a box of what is no tensor");
+    if (box.rank != rank) fail("copies a box of %u dimensions of %u", rank, unsigned(box.rank));
+    if (box.sides[0] * box.element_bytes != 128 || box.sides[1] > 256 || box.sides[2] > 256) {
+        fail("boxes with rows of other than 128 bytes, or more than 256 of them");
+    }
+    if (box.address % 16 != 0 || box.strides[0] % 16 != 0 || box.strides[1] % 16 != 0) {
+        fail("rows of a tensor are not aligned to 16 bytes");
+    }
+    copy.bytes = 128 * box.sides[1] * box.sides[2];
+    start_bulk_copy(copy);
+}
+} // namespace emulator
+
+inline void ptx_cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(
+    unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+    using namespace emulator;
+    if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) {
+        fail("a copy of %u bytes from %p", bytes, from);
+    }
+    start_bulk_copy({running, to, bytes, barrier, from, {}, {}});
+}
+inline void ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complete_tx__bytes(
+    unsigned to, const void* map, int x, int y, unsigned barrier) {
+    emulator::start_box_copy(to, map, x, y, 0, 2, barrier);
+}
+inline void
+ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complete_tx__bytes_L2__cache_hint(
+    unsigned to, const void* map, int x, int y, unsigned barrier, uint64_t) {
+    emulator::start_box_copy(to, map, x, y, 0, 2, barrier);
+}
+inline void ptx_cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes(
+    unsigned to, const void* map, int x, int y, int z, unsigned barrier) {
+    emulator::start_box_copy(to, map, x, y, z, 3, barrier);
+}
+inline void ptx_cp_async_bulk_prefetch_tensor_2d_L2_global_tile(const void*, int, int) {}
+inline void ptx_cp_async_bulk_prefetch_L2_global(const void*, unsigned) {}
