@@ -46,7 +46,7 @@ impl Kernel for Small {
 macro_rules! kernel {
     ($body:expr) => {
         concat!(
-            "#include \"common.cuh\"\n#include \"kv_cache.cuh\"\n",
+            "#include \"hopper.cuh\"\n#include \"kv_cache.cuh\"\n",
             "struct Params { const u32* from; u32* to; };\nKERNEL void small(const Params p) {\n",
             "extern __shared__ __align__(16) u8 memory[];\n",
             "u32 shared = shared_address(memory), i = threadIdx.x;\n",
@@ -146,6 +146,33 @@ fn what_is_wrong_is_found() {
     check(kernel!("copy16_or_zero(shared, p.from + 1, true);"), 32, "a copy of 16 bytes from 0x");
     check(kernel!("p.to[i] = *reinterpret_cast<u32*>(4096);"), 32, "reads or writes at 0x1000");
     check(kernel!("p.to[i] = __any_sync(1u, 1);"), 32, "__any_sync of some lanes only");
+    check(kernel!("barrier_wait(shared, 0);"), 32, "is no barrier: nobody made one there");
+    check(
+        kernel!("if (i == 0) barrier_init(shared, 2);
+                 __syncthreads(); if (i < 2) barrier_arrive(shared);
+                 __syncthreads(); barrier_wait(shared, i / 32);"),
+        64,
+        "thread 0 and what follows at its end; thread 32 and what follows at mbarrier 49152, \
+         parity 1",
+    );
+    check(
+        kernel!("if (i > 0) return; barrier_init(shared, 1); barrier_arrive_and_expect(shared, 32);
+                 copy_bytes(shared + 16, p.from, 16, shared); barrier_wait(shared, 0);"),
+        32,
+        "waits for ever: thread 0 and what follows at mbarrier 49152, parity 0",
+    );
+    check(
+        kernel!("if (i > 0) return; barrier_init(shared, 1);
+                 copy_bytes(shared + 16, p.from, 16, shared);"),
+        32,
+        "ends before a copy that it asked for has arrived",
+    );
+    check(
+        kernel!("float d[1][4]; Product<8>::both(d, rows_descriptor(shared), 0, 0);"),
+        128,
+        "wgmma.mma_async without wgmma.fence",
+    );
+    check(kernel!("meet(1, 64);"), 32, "waits for ever: thread 0 and what follows at bar.sync 1");
 }
 
 #[test]
@@ -160,6 +187,28 @@ fn copies_arrive_when_they_are_waited_for() {
     let from: Vec<u32> = (0..64).collect();
     let Some(found) = run(text, 32, &from) else { return };
     assert_eq!(found.unwrap(), [&from[..32], &[u32::MAX; 32]].concat());
+}
+
+#[test]
+fn bytes_of_the_copy_engine_arrive_when_a_barrier_says_so() {
+    let text = kernel!(
+        "if (i == 0) { barrier_init(shared, 1); barriers_are_ready(); }
+         __syncthreads();
+         for (u32 phase = 0; phase < 2; phase++) {
+             if (i == 0) {
+                 barrier_arrive_and_expect(shared, 128);
+                 copy_bytes(shared + 64, p.from + 32 * phase, 64, shared);
+                 copy_bytes(shared + 128, p.from + 32 * phase + 16, 64, shared);
+             }
+             if (i == 0 && load_shared_word(shared + 64) != NONE) return;
+             barrier_wait(shared, phase);
+             p.to[32 * phase + i] = load_shared_word(shared + 64 + 4 * i);
+             __syncthreads();
+         }"
+    );
+    let from: Vec<u32> = (0..64).collect();
+    let Some(found) = run(text, 32, &from) else { return };
+    assert_eq!(found.unwrap(), from);
 }
 
 #[test]

@@ -20,8 +20,11 @@
 //! aligned, and results that depend on the order of blocks and threads: a warp runs as far ahead of
 //! others as it can, so that a missing barrier shows.
 //!
-//! Out of scope is what only Hopper has: wgmma, TMA, mbarriers and clusters, so `hopper_gemm.cu`,
-//! `prefill_hopper.cu` and `flat_gemm.cu`; and time: fences of memory do nothing.
+//! Of what only Hopper has there are barriers that count bytes, copies of [`boxes`], products of
+//! warpgroups, and clusters. Copies arrive as late as they can, or at any time; products are done
+//! when they are waited for. Both are no numbers until then, so that who is early has none.
+//!
+//! Out of scope is time: fences of memory do nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
