@@ -148,22 +148,28 @@ fn what_is_wrong_is_found() {
     check(kernel!("p.to[i] = __any_sync(1u, 1);"), 32, "__any_sync of some lanes only");
     check(kernel!("barrier_wait(shared, 0);"), 32, "is no barrier: nobody made one there");
     check(
-        kernel!("if (i == 0) barrier_init(shared, 2);
+        kernel!(
+            "if (i == 0) barrier_init(shared, 2);
                  __syncthreads(); if (i < 2) barrier_arrive(shared);
-                 __syncthreads(); barrier_wait(shared, i / 32);"),
+                 __syncthreads(); barrier_wait(shared, i / 32);"
+        ),
         64,
         "thread 0 and what follows at its end; thread 32 and what follows at mbarrier 49152, \
          parity 1",
     );
     check(
-        kernel!("if (i > 0) return; barrier_init(shared, 1); barrier_arrive_and_expect(shared, 32);
-                 copy_bytes(shared + 16, p.from, 16, shared); barrier_wait(shared, 0);"),
+        kernel!(
+            "if (i > 0) return; barrier_init(shared, 1); barrier_arrive_and_expect(shared, 32);
+                 copy_bytes(shared + 16, p.from, 16, shared); barrier_wait(shared, 0);"
+        ),
         32,
         "waits for ever: thread 0 and what follows at mbarrier 49152, parity 0",
     );
     check(
-        kernel!("if (i > 0) return; barrier_init(shared, 1);
-                 copy_bytes(shared + 16, p.from, 16, shared);"),
+        kernel!(
+            "if (i > 0) return; barrier_init(shared, 1);
+                 copy_bytes(shared + 16, p.from, 16, shared);"
+        ),
         32,
         "ends before a copy that it asked for has arrived",
     );

@@ -164,8 +164,16 @@ impl Program {
 }
 
 /// Products and sums are left as they are written, for a launch to give the same everywhere.
-const OPTIONS: [&str; 8] =
-    ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-Wno-psabi", "-fno-strict-aliasing", "-ffp-contract=off"];
+const OPTIONS: [&str; 8] = [
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-shared",
+    "-w",
+    "-Wno-psabi",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+];
 
 fn compiler() -> Option<&'static str> {
     static FOUND: LazyLock<Option<&'static str>> = LazyLock::new(|| {
