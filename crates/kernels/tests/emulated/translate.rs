@@ -183,14 +183,15 @@ fn call_of_loop(statements: &str, operands: &[&str]) -> String {
     call(&format!("{name} {arguments}"), operands)
 }
 
-/// A product of a warpgroup. Macros list its sums, which are `d`, and the names of operands: what is
-/// between them is the operands in their order, and the numbers of the text.
+/// A product of a warpgroup. Macros list its sums, which are `d`, and the names of operands: here
+/// these are in their order, and then the numbers of the text.
 fn product(body: &str, operands: &[&str]) -> String {
     let (statement, _) = body.split_once(';').expect("instructions end");
     let (name, arguments) = statement.split_once(' ').expect("it has operands");
     let numbers = arguments.split(',').map(str::trim).filter(|text| text.parse::<u32>().is_ok());
     let all: Vec<&str> = ["d"].into_iter().chain(operands.iter().copied()).chain(numbers).collect();
-    format!("{}({});", function(name), all.join(", "))
+    let (_, types) = name.split_once(".m64n").expect("64 rows, and any number of columns");
+    format!("{}({});", function(&format!("wgmma.{types}")), all.join(", "))
 }
 
 fn call(statement: &str, operands: &[&str]) -> String {
@@ -249,9 +250,9 @@ fn translations() {
         "{ ptx_try_b64(a, b); }",
     );
     check(
-        "#define M(N) asm(\"{ setp.ne p, \" C \", 0; \" \\\n \"wgmma.mma_async.n\" #N \"k16 {\" D_##N \
-         \"}, \" A \", \" B \", p, 1, 0; }\" : D(0) \\\n : \"l\"(a), \"l\"(b)); end",
-        "#define M(N) { ptx_wgmma_mma_async_nk16(d, a, b, 1, 0); }\\\n\\\n end",
+        "#define M(N) asm(\"{ setp.ne p, \" C \", 0; \" \\\n \"wgmma.mma_async.m64n\" #N \"k16 {\" \
+         D_##N \"}, \" A \", \" B \", p, 1, 0; }\" : D(0) \\\n : \"l\"(a), \"l\"(b)); end",
+        "#define M(N) { ptx_wgmma_k16(d, a, b, 1, 0); }\\\n\\\n end",
     );
     check(
         "__shared__ u32 a[N / 2], b;",

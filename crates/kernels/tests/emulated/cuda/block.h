@@ -187,7 +187,7 @@ static unsigned char* shared_at(unsigned address, unsigned bytes, unsigned align
     }
     if (rank == 0) return shared_memory + at;
     Block& block = current->cluster->blocks[rank - 1];
-    if (!block.is_alive) fail("shared memory of block %u of the cluster, which has ended", rank - 1);
+    if (!block.is_alive) fail("shared memory of block %u, which has ended", rank - 1);
     return (&block == current ? shared_memory : block.memory.data()) + at;
 }
 static unsigned char* shared_at(unsigned address, unsigned bytes) {

@@ -1,7 +1,7 @@
 // Copies to shared memory by the copy engine: of plain bytes, and of boxes of tensors.
 //
 // Places are overwritten, with what is no number, as soon as a copy is asked for. It arrives when
-// no thread of the block can go on, or, where the order is shuffled, at any moment and in any order.
+// no thread of the block can go on, or, where orders are shuffled, at any moment and in any order.
 //
 // Source: PTX ISA 8.x, cp.async.bulk and cp.async.bulk.tensor.
 #pragma once

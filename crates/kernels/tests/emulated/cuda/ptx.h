@@ -1,5 +1,5 @@
 // Instructions that kernels write as inline PTX: `ptx_` and the instruction's name, the operands in
-// the order of the text. What is missing here does not compile, and the compiler names it. What only
+// the order of the text. What is missing does not compile, and the compiler names it. What only
 // Hopper has is in `barriers.h`, `bulk.h` and `warpgroup.h`.
 #pragma once
 #include "numbers.h"

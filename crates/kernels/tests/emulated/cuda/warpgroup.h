@@ -151,7 +151,8 @@ static void wait_products(void** lanes) {
 }
 
 template <size_t N>
-void ask(float (&d)[N][4], WarpProduct product, unsigned a0, unsigned a1, unsigned a2, unsigned a3) {
+void ask(float (&d)[N][4], WarpProduct product, unsigned a0, unsigned a1, unsigned a2,
+         unsigned a3) {
     product.columns = 8 * N;
     OwnProduct own = {product, d[0], {a0, a1, a2, a3}};
     meet_warp("wgmma.mma_async", ~0u, own, complete_asking);
@@ -172,29 +173,26 @@ inline void ptx_wgmma_wait_group_sync_aligned(unsigned groups_left) {
     emulator::meet_warp("wgmma.wait_group", ~0u, groups_left, emulator::wait_products);
 }
 
-// The number of columns is the type's. Both in shared memory. Numbers are those of the text: signs, and whether rows are along the sum.
+// The number of columns is the type's. Both in shared memory. Numbers are those of the text: signs,
+// and whether rows are along the sum.
 template <size_t N>
-void ptx_wgmma_mma_async_sync_aligned_m64nk16_f32_bf16_bf16(float (&d)[N][4], uint64_t a, uint64_t b,
-                                                           unsigned add, int, int, int a_by_columns,
-                                                           int b_by_columns) {
+void ptx_wgmma_k16_f32_bf16_bf16(float (&d)[N][4], uint64_t a, uint64_t b, unsigned add, int, int,
+                                 int a_by_columns, int b_by_columns) {
     if (a_by_columns || b_by_columns) emulator::fail("wgmma of columns of shared memory");
     emulator::WarpProduct product = {};
     product.a = a, product.b = b, product.add = add;
     emulator::ask(d, product, 0, 0, 0, 0);
 }
 template <size_t N>
-void ptx_wgmma_mma_async_sync_aligned_m64nk32_f32_e4m3_e4m3(float (&d)[N][4], uint64_t a, uint64_t b,
-                                                           unsigned add, int, int) {
+void ptx_wgmma_k32_f32_e4m3_e4m3(float (&d)[N][4], uint64_t a, uint64_t b, unsigned add, int, int) {
     emulator::WarpProduct product = {};
     product.a = a, product.b = b, product.add = add, product.has_codes = true;
     emulator::ask(d, product, 0, 0, 0, 0);
 }
 // a in registers.
 template <size_t N>
-void ptx_wgmma_mma_async_sync_aligned_m64nk16_f32_bf16_bf16(float (&d)[N][4], unsigned a0,
-                                                           unsigned a1, unsigned a2, unsigned a3,
-                                                           uint64_t b, int add, int, int,
-                                                           int b_by_columns) {
+void ptx_wgmma_k16_f32_bf16_bf16(float (&d)[N][4], unsigned a0, unsigned a1, unsigned a2,
+                                 unsigned a3, uint64_t b, int add, int, int, int b_by_columns) {
     emulator::WarpProduct product = {};
     product.b = b, product.add = add;
     product.a_is_in_registers = true, product.b_by_columns = b_by_columns;
