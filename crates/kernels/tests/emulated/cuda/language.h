@@ -122,6 +122,11 @@ template <typename T, typename U> T atomicOr(T* at, U x) {
     *at = old | T(x);
     return old;
 }
+inline unsigned atomicInc(unsigned* at, unsigned last) {
+    unsigned old = *at;
+    *at = old >= last ? 0 : old + 1;
+    return old;
+}
 template <typename T, typename U> T atomicMax(T* at, U x) {
     T old = *at;
     *at = old < T(x) ? T(x) : old;

@@ -64,6 +64,11 @@ inline void ptx_ld_global_cg_f32(float& to, const float* from) { to = *from; }
 inline void ptx_ld_global_cg_v4_f32(float& a, float& b, float& c, float& d, const float* from) {
     a = from[0], b = from[1], c = from[2], d = from[3];
 }
+inline void ptx_ld_global_cg_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
+                                    const void* from) {
+    const unsigned* words = static_cast<const unsigned*>(from);
+    a = words[0], b = words[1], c = words[2], d = words[3];
+}
 inline void ptx_ld_global_nc_L1__no_allocate_v4_u32(unsigned& a, unsigned& b, unsigned& c,
                                                      unsigned& d, const void* from) {
     const unsigned* words = static_cast<const unsigned*>(from);
@@ -80,6 +85,11 @@ inline void ptx_ld_shared_v2_f32(float& a, float& b, unsigned from) {
     float x[2];
     memcpy(x, emulator::shared_at(from, 8), 8);
     a = x[0], b = x[1];
+}
+inline void ptx_ld_shared_v4_f32(float& a, float& b, float& c, float& d, unsigned from) {
+    float x[4];
+    memcpy(x, emulator::shared_at(from, 16), 16);
+    a = x[0], b = x[1], c = x[2], d = x[3];
 }
 inline void ptx_ld_shared_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
                                  unsigned from) {
