@@ -18,14 +18,14 @@ use crate::{
 };
 
 /// A product's inputs: `weight` is `[rows, cols]` as numbers.
-struct Product {
-    rows: usize,
-    cols: usize,
-    x: Vec<bf16>,
-    weight: Vec<f64>,
-    bias: Option<Vec<f32>>,
+pub(crate) struct Product {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) x: Vec<bf16>,
+    pub(crate) weight: Vec<f64>,
+    pub(crate) bias: Option<Vec<f32>>,
     /// What is added to.
-    before: Option<Vec<f32>>,
+    pub(crate) before: Option<Vec<f32>>,
 }
 
 impl Product {
@@ -34,7 +34,7 @@ impl Product {
     }
 
     /// Compares the output, whose rounding is off by `rounding` times itself.
-    fn check(&self, found: &[f64], rounding: f64) {
+    pub(crate) fn check(&self, found: &[f64], rounding: f64) {
         for (at, found) in found.iter().enumerate() {
             let (row, of_weight) = (at / self.rows, at % self.rows);
             let x = &self.x[row * self.cols..][..self.cols];
@@ -53,14 +53,14 @@ impl Product {
 }
 
 /// Of the output, in either type: what it holds before, and after.
-struct Output {
+pub(crate) struct Output {
     f32s: Memory<f32>,
     bf16s: Memory<bf16>,
     out: Element,
 }
 
 impl Output {
-    fn new(out: Element, len: usize, before: Option<&[f32]>) -> Self {
+    pub(crate) fn new(out: Element, len: usize, before: Option<&[f32]>) -> Self {
         let mut output = Self { f32s: Memory::unwritten(len), bf16s: Memory::unwritten(len), out };
         if let Some(before) = before {
             output.f32s.as_mut_slice().copy_from_slice(before);
@@ -68,21 +68,21 @@ impl Output {
         output
     }
 
-    fn address(&mut self) -> u64 {
+    pub(crate) fn address(&mut self) -> u64 {
         match self.out {
             Element::F32 => self.f32s.address(),
             Element::Bf16 => self.bf16s.address(),
         }
     }
 
-    fn numbers(&self) -> Vec<f64> {
+    pub(crate) fn numbers(&self) -> Vec<f64> {
         match self.out {
             Element::F32 => self.f32s.as_slice().iter().map(|x| f64::from(*x)).collect(),
             Element::Bf16 => self.bf16s.as_slice().iter().map(|x| f64::from(*x)).collect(),
         }
     }
 
-    fn rounding(&self) -> f64 {
+    pub(crate) fn rounding(&self) -> f64 {
         if self.out == Element::F32 { 0.0 } else { 1.01 / 256.0 }
     }
 }
@@ -94,7 +94,7 @@ fn run<K: Kernel>(kernel: K, params: &K::Params) -> Option<()> {
     Some(())
 }
 
-fn optional(memory: Option<&mut Memory<f32>>) -> u64 {
+pub(crate) fn optional(memory: Option<&mut Memory<f32>>) -> u64 {
     memory.map_or(NULL, Memory::address)
 }
 

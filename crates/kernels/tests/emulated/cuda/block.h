@@ -92,8 +92,8 @@ struct Accumulator {
 struct Accumulators {
     std::vector<Accumulator> all;
     std::vector<WarpProduct> pending;
-    unsigned num_groups;
-    bool is_fenced;
+    unsigned num_groups, groups_left;
+    bool is_fenced, is_waited_for;
 };
 
 // Of `bar.sync`.
@@ -113,6 +113,7 @@ struct Block {
     std::vector<unsigned char> memory; // Its shared memory, while another block runs.
     std::vector<BulkCopy> copies;
     Accumulators products[MAX_THREADS / 32]; // Of warps.
+    std::vector<unsigned> waiting_warps;     // For their products.
     Cluster* cluster;
 };
 

@@ -37,23 +37,13 @@ static void copy_box(const BulkCopy& copy) {
     }
 }
 
-// One of those that the current block asked for.
-__attribute__((noinline)) static void deliver_one() {
-    std::vector<BulkCopy>& copies = current->copies;
-    size_t which = dice == 0 ? 0 : below(copies.size());
-    BulkCopy copy = copies[which];
-    copies.erase(copies.begin() + which);
-    running = copy.by; // Who is to blame.
-    runs_here = true;
-    if (_setjmp(scheduler) == 0) {
-        if (copy.from == nullptr) {
-            copy_box(copy);
-        } else {
-            memcpy(shared_at(copy.to, copy.bytes, 16), copy.from, copy.bytes);
-        }
-        bytes_arrive(copy.barrier, copy.bytes);
+static void arrive(const BulkCopy& copy) {
+    if (copy.from == nullptr) {
+        copy_box(copy);
+    } else {
+        memcpy(shared_at(copy.to, copy.bytes, 16), copy.from, copy.bytes);
     }
-    runs_here = false;
+    bytes_arrive(copy.barrier, copy.bytes);
 }
 
 // ---- asking ----

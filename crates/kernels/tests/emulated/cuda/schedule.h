@@ -26,6 +26,7 @@ static void begin_block(Block& block, Cluster& cluster, uint3 index) {
     if (current == &block) current = nullptr;
     memset(block.named, 0, sizeof block.named);
     block.copies.clear();
+    block.waiting_warps.clear();
     block.all.begin(block.threads.data(), num_threads);
     for (unsigned i = 0; i < num_threads; i += 32) {
         block.warps[i / 32].begin(&block.threads[i], min(num_threads - i, 32));
@@ -66,11 +67,13 @@ static void switch_to(Block& block) {
 }
 
 // Lets the threads of a warp of the current block, from `first` on, run as far as they can without
-// other warps: far ahead of those, which is how a missing barrier shows. Whether any could at all.
+// other warps: far ahead of those, which is how a missing barrier shows. Shuffled, every other time
+// it is held up somewhere on its way. Whether any could run at all.
 static bool run_warp(unsigned first) {
     std::vector<unsigned> lanes = counted(min(num_threads - first, 32));
     bool has_run = false, goes_on = true;
-    while (goes_on && !has_failed) {
+    unsigned meetings_left = dice != 0 && below(2) == 0 ? 1 + below(16) : ~0u;
+    while (goes_on && !has_failed && meetings_left-- > 0) {
         goes_on = false;
         shuffle(lanes);
         for (size_t i = 0; i < lanes.size() && !has_failed; i++) {
@@ -116,7 +119,35 @@ static bool run_block(Block& block) {
     return has_run;
 }
 
-// Lets one warp of a cluster run. Copies arrive when none can; or, shuffled, whenever they like.
+static bool has_late(const Block& block) {
+    return !block.copies.empty() || !block.waiting_warps.empty();
+}
+
+// Of the current block, lets one of the copies arrive that it asked for, or ends the products that
+// one of its warps waits for.
+__attribute__((noinline)) static void end_one() {
+    std::vector<BulkCopy>& copies = current->copies;
+    std::vector<unsigned>& warps = current->waiting_warps;
+    size_t which = dice == 0 ? 0 : below(copies.size() + warps.size());
+    runs_here = true;
+    if (_setjmp(scheduler) == 0) {
+        if (which < copies.size()) {
+            BulkCopy copy = copies[which];
+            copies.erase(copies.begin() + which);
+            running = copy.by; // Who is to blame.
+            arrive(copy);
+        } else {
+            auto at = warps.begin() + (which - copies.size());
+            unsigned warp = *at;
+            warps.erase(at);
+            running = &current->threads[32 * warp];
+            end_products(warp);
+        }
+    }
+    runs_here = false;
+}
+
+// Lets one warp of a cluster run. What may be late is, until none can; or, shuffled, as it likes.
 static void step(Cluster& cluster) {
     std::vector<unsigned> order = counted(cluster_size);
     shuffle(order);
@@ -124,14 +155,14 @@ static void step(Cluster& cluster) {
         Block& block = cluster.blocks[rank];
         if (!block.is_alive) continue;
         switch_to(block);
-        if (dice != 0 && !block.copies.empty() && below(4) == 0) deliver_one();
+        if (dice != 0 && has_late(block) && below(4) == 0) end_one();
         if (has_failed || run_block(block)) return;
     }
     for (unsigned rank : order) {
         Block& block = cluster.blocks[rank];
         if (!block.is_alive) continue;
         switch_to(block);
-        if (!block.copies.empty()) return deliver_one();
+        if (has_late(block)) return end_one();
     }
     say_who_waits();
 }

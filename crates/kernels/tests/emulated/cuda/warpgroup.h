@@ -1,8 +1,8 @@
 // Products of warpgroups: `d[64 x N] (+)= a[64 x K] * b[K x N]`.
 //
-// They are done when they are waited for, with what shared memory holds by then; meanwhile d is no
-// numbers. Warps of a group, which have 16 rows each, do not wait for each other, as the manual
-// promises nothing of the sort.
+// They are done after they are waited for, as late as copies arrive, with what shared memory holds
+// by then; meanwhile d is no numbers. Warps of a group, which have 16 rows each, do not wait for each
+// other, as the manual promises nothing of the sort.
 //
 // Source: PTX ISA 8.x, wgmma.mma_async; matrices in shared memory as the canonical layouts with
 // 128-byte swizzling have them (CUTLASS, `cute/arch/mma_sm90_desc.hpp`).
@@ -132,14 +132,27 @@ static void complete_asking(void** lanes) {
     of.pending.push_back(product);
 }
 
+static bool is_to_end(const Accumulators& of, const WarpProduct& product) {
+    return product.group + of.groups_left < of.num_groups;
+}
+
 static void wait_products(void** lanes) {
     Accumulators& of = products_of_warp();
-    unsigned left = *static_cast<unsigned*>(lanes[0]);
+    of.groups_left = *static_cast<unsigned*>(lanes[0]);
+    of.is_fenced = false;
+    if (of.pending.empty() || !is_to_end(of, of.pending[0])) return;
+    of.is_waited_for = true;
+    current->waiting_warps.push_back(running->number / 32);
+}
+
+// Those that a warp of the current block waits for.
+static void end_products(unsigned warp) {
+    Accumulators& of = current->products[warp];
     size_t num_done = 0;
     for (const WarpProduct& product : of.pending) {
-        if (product.group + left >= of.num_groups) break;
+        if (!is_to_end(of, product)) break;
         Accumulator& to = of.all[product.accumulator];
-        multiply(product, to, running->number / 32);
+        multiply(product, to, warp);
         num_done++;
         if (--to.pending > 0) continue;
         for (unsigned i = 0; i < 32; i++) {
@@ -147,7 +160,8 @@ static void wait_products(void** lanes) {
         }
     }
     of.pending.erase(of.pending.begin(), of.pending.begin() + num_done);
-    of.is_fenced = false;
+    of.is_waited_for = false;
+    wake(*current, &of);
 }
 
 template <size_t N>
@@ -170,7 +184,10 @@ inline void ptx_wgmma_commit_group_sync_aligned() {
                         [](void**) { emulator::products_of_warp().num_groups++; });
 }
 inline void ptx_wgmma_wait_group_sync_aligned(unsigned groups_left) {
-    emulator::meet_warp("wgmma.wait_group", ~0u, groups_left, emulator::wait_products);
+    using namespace emulator;
+    meet_warp("wgmma.wait_group", ~0u, groups_left, wait_products);
+    Accumulators& of = products_of_warp();
+    if (of.is_waited_for) wait_for(&of, "wgmma.wait_group %u", groups_left);
 }
 
 // The number of columns is the type's. Both in shared memory. Numbers are those of the text: signs,
