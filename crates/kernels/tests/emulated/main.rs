@@ -21,8 +21,8 @@
 //! others as it can, so that a missing barrier shows.
 //!
 //! Of what only Hopper has there are barriers that count bytes, copies of [`boxes`], products of
-//! warpgroups, and clusters. Copies and products end as late as they can, or at any time, and are no
-//! numbers until then: so who is early has none, nor has who lets go of operands too early.
+//! warpgroups, and clusters. Copies and products end as late as they can, or at any time, and are
+//! no numbers until then: so who is early has none, nor has who lets go of operands too early.
 //!
 //! Out of scope is time: fences of memory do nothing.
 

@@ -1,8 +1,8 @@
 // Products of warpgroups: `d[64 x N] (+)= a[64 x K] * b[K x N]`.
 //
 // They are done after they are waited for, as late as copies arrive, with what shared memory holds
-// by then; meanwhile d is no numbers. Warps of a group, which have 16 rows each, do not wait for each
-// other, as the manual promises nothing of the sort.
+// by then; meanwhile d is no numbers. Warps of a group, which have 16 rows each, do not wait for
+// each other, as the manual promises nothing of the sort.
 //
 // Source: PTX ISA 8.x, wgmma.mma_async; matrices in shared memory as the canonical layouts with
 // 128-byte swizzling have them (CUTLASS, `cute/arch/mma_sm90_desc.hpp`).
