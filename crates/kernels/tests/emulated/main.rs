@@ -16,9 +16,10 @@
 //! `cuda/` is the emulator: CUDA's language, fibers, blocks, warps and the instructions that
 //! kernels write as PTX ([`translate`] makes calls of them). What it finds, beside wrong results:
 //! threads that wait for ever or meet at different places, shared memory that is read unwritten
-//! (no number) or beyond its end, copies that nobody waited for, addresses of nothing or not
-//! aligned, and results that depend on the order of blocks and threads: a warp runs as far ahead of
-//! others as it can, so that a missing barrier shows.
+//! (no number) or beyond its end, copies that nobody waited for, addresses behind the end of any
+//! [`Memory`](memory::Memory), of nothing or not aligned, and results that depend on the order of
+//! blocks and threads: a warp runs as far ahead of others as it can, so that a missing barrier
+//! shows.
 //!
 //! Of what only Hopper has there are barriers that count bytes, copies of [`boxes`], products of
 //! warpgroups, and clusters. Copies and products end as late as they can, or at any time, and are
@@ -53,5 +54,6 @@ mod sample;
 mod sums;
 mod tokens;
 mod translate;
+mod truncated;
 mod unpack;
 mod weights;

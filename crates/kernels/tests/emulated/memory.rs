@@ -1,14 +1,20 @@
 //! Memory that kernels read and write, and numbers to fill it with.
 
+use std::marker::PhantomData;
+
 use half::bf16;
 use inflight_kernels::DevicePtr;
 
-/// Numbers on a 16-byte boundary, with a fence on either side.
-#[derive(Clone)]
+/// Numbers on a 16-byte boundary, with a fence in front of them, and behind them a page that can be
+/// neither read nor written.
 pub(crate) struct Memory<T> {
-    words: Vec<u128>,
+    /// The last one is that page.
+    pages: *mut u8,
+    num_bytes: usize,
+    /// In `pages`.
+    start: usize,
     len: usize,
-    kind: std::marker::PhantomData<T>,
+    kind: PhantomData<T>,
 }
 
 /// Numbers of which every pattern of bits is one.
@@ -19,7 +25,9 @@ impl Plain for u32 {}
 impl Plain for f32 {}
 impl Plain for bf16 {}
 
-const FENCE: u128 = 0x0fec_e000_0fec_e000_0fec_e000_0fec_e000;
+const FENCE: [u8; 16] = *b"|-fence--fence-|";
+/// No number in any floating-point format, and far from zero as a whole one.
+const UNWRITTEN: u8 = 0xff;
 
 impl<T: Plain> Memory<T> {
     pub(crate) fn new(numbers: &[T]) -> Self {
@@ -28,31 +36,68 @@ impl<T: Plain> Memory<T> {
         memory
     }
 
-    /// No numbers in any floating-point format, and far from zero as whole ones.
     pub(crate) fn unwritten(len: usize) -> Self {
-        let num_words = (len * size_of::<T>()).div_ceil(size_of::<u128>());
-        let mut words = vec![u128::MAX; num_words + 2];
-        words[0] = FENCE;
-        words[num_words + 1] = FENCE;
-        Self { words, len, kind: std::marker::PhantomData }
+        // SAFETY: it only tells a number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        let padded = (len * size_of::<T>()).next_multiple_of(FENCE.len());
+        let usable = (FENCE.len() + padded).next_multiple_of(page);
+        let (num_bytes, access) = (usable + page, libc::PROT_READ | libc::PROT_WRITE);
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new pages, which nobody has.
+        let pages = unsafe { libc::mmap(std::ptr::null_mut(), num_bytes, access, kind, -1, 0) };
+        assert_ne!(pages, libc::MAP_FAILED, "{num_bytes} bytes");
+        let pages = pages.cast::<u8>();
+        let start = usable - padded;
+        // SAFETY: all of it is within the pages, the last of which is no longer touched.
+        unsafe {
+            pages.add(start - FENCE.len()).copy_from(FENCE.as_ptr(), FENCE.len());
+            pages.add(start).write_bytes(UNWRITTEN, padded);
+            assert_eq!(libc::mprotect(pages.add(usable).cast(), page, libc::PROT_NONE), 0);
+        }
+        Self { pages, num_bytes, start, len, kind: PhantomData }
+    }
+
+    fn numbers(&self) -> *mut T {
+        // SAFETY: they begin there.
+        unsafe { self.pages.add(self.start).cast() }
     }
 
     pub(crate) fn address(&mut self) -> DevicePtr {
-        self.words[1..].as_mut_ptr().expose_provenance() as DevicePtr
+        self.numbers().expose_provenance() as DevicePtr
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
         // SAFETY: so many fit, aligned, and all patterns of bits are numbers.
-        unsafe { std::slice::from_raw_parts_mut(self.words[1..].as_mut_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.numbers(), self.len) }
     }
 
     /// # Panics
     /// If a kernel wrote beside it.
     pub(crate) fn as_slice(&self) -> &[T] {
-        let fences = (self.words[0], self.words[self.words.len() - 1]);
-        assert_eq!(fences, (FENCE, FENCE), "a kernel wrote beside {} numbers", self.len);
+        let end = self.start + self.len * size_of::<T>();
+        let padding = end.next_multiple_of(FENCE.len()) - end;
+        // SAFETY: both are in front of the page that cannot be read.
+        let [fence, padding] = unsafe {
+            [(self.start - FENCE.len(), FENCE.len()), (end, padding)]
+                .map(|(at, len)| std::slice::from_raw_parts(self.pages.add(at), len))
+        };
+        let is_whole = fence == FENCE && padding.iter().all(|byte| *byte == UNWRITTEN);
+        assert!(is_whole, "a kernel wrote beside {} numbers", self.len);
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts(self.words[1..].as_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.numbers(), self.len) }
+    }
+}
+
+impl<T: Plain> Clone for Memory<T> {
+    fn clone(&self) -> Self {
+        Self::new(self.as_slice())
+    }
+}
+
+impl<T> Drop for Memory<T> {
+    fn drop(&mut self) {
+        // SAFETY: pages of its own.
+        unsafe { libc::munmap(self.pages.cast(), self.num_bytes) };
     }
 }
 

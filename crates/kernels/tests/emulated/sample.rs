@@ -6,84 +6,122 @@ use inflight_kernels::{
 };
 
 use crate::{
-    attention::NULL,
     emulator::{Emulated, Order},
     memory::{Dice, Memory},
+    truncated::check_draw,
 };
 
 const MAX_TOP: usize = 20;
-const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// What a row asks for; neutral by default.
-#[derive(Clone, Copy, Default)]
-struct Row {
-    temperature: f32,
-    top_k: u32,
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Row {
+    pub(crate) temperature: f32,
+    pub(crate) top_k: u32,
     /// 0: all.
-    top_p: f32,
-    min_p: f32,
+    pub(crate) top_p: f32,
+    pub(crate) min_p: f32,
     /// Repetition, presence, frequency.
-    penalties: Option<[f32; 3]>,
-    num_top: Option<u32>,
-    seed: u64,
-    position: u32,
+    pub(crate) penalties: Option<[f32; 3]>,
+    pub(crate) num_top: Option<u32>,
+    pub(crate) seed: u64,
+    pub(crate) position: u32,
+    /// First entry, and how many there are.
+    pub(crate) bias: [u32; 2],
+    pub(crate) late_row: Option<u32>,
+    /// 0: all.
+    pub(crate) typical_p: f32,
+    pub(crate) top_n_sigma: f32,
+    /// Probability, threshold.
+    pub(crate) xtc: [f32; 2],
 }
 
 impl Row {
     fn words(&self, state_slot: u32) -> [u32; 20] {
         let [repetition, presence, frequency] = self.penalties.unwrap_or([1.0, 0.0, 0.0]);
-        let top_p = if self.top_p == 0.0 { 1.0 } else { self.top_p };
+        let or_all = |p: f32| if p == 0.0 { 1.0 } else { p };
+        let [xtc_probability, xtc_threshold] = self.xtc;
         let mut words = [0; 20];
         words[0] = if self.penalties.is_some() { state_slot } else { NONE };
         words[1] = self.temperature.to_bits();
         words[2] = self.top_k;
         words[3..8].copy_from_slice(
-            &[top_p, self.min_p, repetition, presence, frequency].map(f32::to_bits),
+            &[or_all(self.top_p), self.min_p, repetition, presence, frequency].map(f32::to_bits),
         );
         words[8] = self.seed as u32;
         words[9] = (self.seed >> 32) as u32;
         words[10] = self.position;
         words[11] = self.num_top.unwrap_or(NONE);
-        words[14] = NONE;
-        words[15] = 1_f32.to_bits();
+        words[12..14].copy_from_slice(&self.bias);
+        words[14] = self.late_row.unwrap_or(NONE);
+        words[15..19].copy_from_slice(
+            &[or_all(self.typical_p), self.top_n_sigma, xtc_probability, xtc_threshold]
+                .map(f32::to_bits),
+        );
         words
     }
 }
 
+/// What a launch reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs<'a> {
+    pub(crate) logits: &'a [Vec<f32>],
+    /// Of tokens that were seen, the same ones for all rows.
+    pub(crate) counts: &'a [u32],
+    pub(crate) rows: &'a [Row],
+    /// Token ids, and what is added to their logits.
+    pub(crate) bias: &'a [(u32, f32)],
+    pub(crate) late: &'a [u32],
+}
+
 /// What a row got.
-struct Drawn {
-    token: usize,
-    logprob: f32,
-    top: Vec<(u32, f32)>,
+pub(crate) struct Drawn {
+    pub(crate) token: usize,
+    pub(crate) logprob: f32,
+    pub(crate) top: Vec<(u32, f32)>,
+    /// Logits that the row's token was chosen by, where they were not the model's.
+    pub(crate) adjusted: Vec<f32>,
 }
 
 /// Draws for rows of logits, with counts of tokens that were seen.
 fn draw(logits: &[Vec<f32>], counts: &[u32], rows: &[Row]) -> Option<Vec<Drawn>> {
-    let kernel = Emulated::new(Sample { unusual: false }, Arch::SM_80)?;
+    let inputs = Inputs { logits, counts, rows, bias: &[], late: &[] };
+    draw_by(&Emulated::new(Sample { unusual: false }, Arch::SM_80)?, inputs, Order::Shuffled(1))
+}
+
+pub(crate) fn draw_by(
+    kernel: &Emulated<Sample>,
+    inputs: Inputs<'_>,
+    order: Order,
+) -> Option<Vec<Drawn>> {
+    let Inputs { logits, counts, rows, bias, late } = inputs;
     let (num_rows, vocab_size) = (rows.len(), logits[0].len());
     let mut all = Memory::new(&logits.concat());
     let mut adjusted = Memory::<f32>::unwritten(num_rows * vocab_size);
     let mut counts = Memory::new(&counts.repeat(num_rows));
     let words = rows.iter().enumerate().flat_map(|(i, row)| row.words(i as u32));
     let mut sampling = Memory::new(&words.collect::<Vec<_>>());
+    let mut bias_ids = Memory::new(&bias.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+    let mut bias_values = Memory::new(&bias.iter().map(|(_, x)| *x).collect::<Vec<_>>());
+    let mut late = Memory::new(late);
     let mut outputs = Memory::<u32>::unwritten(num_rows * (2 + 2 * MAX_TOP));
     let params = SampleParams {
         logits: all.address(),
         adjusted: adjusted.address(),
         token_counts: counts.address(),
         sampling: sampling.address(),
-        bias_ids: NULL,
-        bias_values: NULL,
-        late: NULL,
+        bias_ids: bias_ids.address(),
+        bias_values: bias_values.address(),
+        late: late.address(),
         outputs: outputs.address(),
         num_sampled: num_rows as u32,
         max_rows: num_rows as u32,
         vocab_size: vocab_size as u32,
         reserved: 0,
     };
-    // SAFETY: memory is of the sizes that parameters say; no row has a bias or late words.
-    unsafe { kernel.launch(&params, Order::Shuffled(1)) };
-    adjusted.as_slice();
+    // SAFETY: memory is of the sizes that parameters and rows say.
+    unsafe { kernel.launch(&params, order) };
     let (tokens, rest) = outputs.as_slice().split_at(num_rows);
     let (logprobs, rest) = rest.split_at(num_rows);
     let (ids, of_ids) = rest.split_at(num_rows * MAX_TOP);
@@ -94,6 +132,7 @@ fn draw(logits: &[Vec<f32>], counts: &[u32], rows: &[Row]) -> Option<Vec<Drawn>>
             token: tokens[row] as usize,
             logprob: f32::from_bits(logprobs[row]),
             top: top.map(|(id, logprob)| (*id, f32::from_bits(*logprob))).collect(),
+            adjusted: adjusted.as_slice()[row * vocab_size..][..vocab_size].to_vec(),
         }
     };
     Some((0..num_rows).map(drawn).collect())
@@ -126,7 +165,7 @@ fn greedy_rows_take_the_first_of_the_greatest() {
 }
 
 /// Log-softmax.
-fn logprobs(logits: &[f32]) -> Vec<f64> {
+pub(crate) fn logprobs(logits: &[f32]) -> Vec<f64> {
     let logits: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
     let greatest = logits.iter().copied().fold(f64::MIN, f64::max);
     let sum: f64 = logits.iter().map(|x| (x - greatest).exp()).sum();
@@ -141,7 +180,7 @@ fn logprobs_are_the_models() {
     let expected = logprobs(&logits);
     let mut order: Vec<usize> = (0..5000).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
-    let [Drawn { token, logprob, top }] = &drawn[..] else { panic!("one row") };
+    let [Drawn { token, logprob, top, .. }] = &drawn[..] else { panic!("one row") };
     assert_eq!(*token, order[0]);
     assert!((f64::from(*logprob) - expected[*token]).abs() < 1e-5);
     assert_eq!(top.len(), 7);
@@ -151,11 +190,11 @@ fn logprobs_are_the_models() {
     }
 }
 
-/// Evenly from 0 to 1, the first of a position's two numbers.
+/// Evenly from 0 to 1, a position's two numbers.
 ///
 /// # Source
 /// Salmon et al.: "Parallel random numbers: as easy as 1, 2, 3", 2011: Philox4x32-10.
-fn uniform(seed: u64, position: u32) -> f64 {
+pub(crate) fn uniform(seed: u64, position: u32) -> [f64; 2] {
     let mut counter = [position, 0, 0, 0];
     let mut key = [seed as u32, (seed >> 32) as u32];
     for _ in 0..10 {
@@ -168,32 +207,10 @@ fn uniform(seed: u64, position: u32) -> f64 {
         ];
         key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
     }
-    ((u64::from(counter[1]) << 32 | u64::from(counter[0])) >> 11) as f64 / (1_u64 << 53) as f64
-}
-
-/// Tokens that a row may draw, in order of ids, with their weights.
-fn kept(logits: &[f32], row: &Row) -> Vec<(usize, f64)> {
-    let greatest = logits.iter().copied().fold(f32::MIN, f32::max);
-    let weight = |x: f32| (f64::from(x - greatest) / f64::from(row.temperature)).exp();
-    let mut kept: Vec<(usize, f64)> =
-        logits.iter().enumerate().map(|(id, x)| (id, weight(*x))).collect();
-    kept.sort_by(|a, b| b.1.total_cmp(&a.1));
-    if row.top_k > 0 {
-        kept.truncate(row.top_k as usize);
-    }
-    kept.retain(|(_, weight)| *weight >= f64::from(row.min_p));
-    if row.top_p > 0.0 {
-        let all: f64 = kept.iter().map(|(_, weight)| weight).sum();
-        let mut sum = 0.0;
-        let enough = kept.iter().take_while(|(_, weight)| {
-            let is_wanted = sum < f64::from(row.top_p) * all;
-            sum += weight;
-            is_wanted
-        });
-        kept.truncate(enough.count());
-    }
-    kept.sort_by_key(|(id, _)| *id);
-    kept
+    let [first, second] = [[counter[1], counter[0]], [counter[3], counter[2]]];
+    [first, second].map(|[high, low]| {
+        ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 / (1_u64 << 53) as f64
+    })
 }
 
 #[test]
@@ -216,16 +233,8 @@ fn draws_invert_the_sum_of_what_is_kept() {
         })
         .collect();
     let Some(drawn) = draw(&vec![logits.clone(); rows.len()], &[0; 3000], &rows) else { return };
-    for (row, drawn) in rows.iter().zip(drawn) {
-        let kept = kept(&logits, row);
-        let all: f64 = kept.iter().map(|(_, weight)| weight).sum();
-        let target = uniform(row.seed, row.position) * all;
-        let before: f64 =
-            kept.iter().filter(|(id, _)| *id < drawn.token).map(|(_, weight)| weight).sum();
-        let own = kept.iter().find(|(id, _)| *id == drawn.token).expect("a token that is kept").1;
-        // Weights there are f32.
-        let rounding = 1e-6 * all;
-        assert!(before - rounding <= target && target <= before + own + rounding);
+    for (row, drawn) in rows.iter().zip(&drawn) {
+        check_draw(&logits, row, drawn.token);
     }
 }
 

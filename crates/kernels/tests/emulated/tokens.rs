@@ -103,7 +103,7 @@ fn sampled_rows_are_gathered() {
 const IN_PROMPT: u32 = 1 << 31;
 
 /// A row's state: its slot, its prompt's length, and whether the slot was another's.
-const STATES: [[u32; 3]; 4] = [[2, 1200, 1], [u32::MAX, 4, 1], [0, 10, 0], [3, 0, 1]];
+const STATES: [[u32; 3]; 4] = [[0, 1200, 1], [u32::MAX, 4, 1], [2, 10, 0], [3, 0, 1]];
 
 /// Tokens of the prompt are marked, those since counted; ids outside the vocabulary are not.
 fn counted(before: &[u32], vocab_size: usize, tokens: &[Vec<(u32, u32)>]) -> Vec<u32> {
