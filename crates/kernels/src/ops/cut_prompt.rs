@@ -163,6 +163,7 @@ pub struct CopyKeptParams {
     pub kept: DevicePtr,
     /// Which of the step's rows.
     pub row: u32,
+    /// In whole blocks.
     pub num_kept: u32,
     pub num_kv_heads: u32,
     /// Which of all blocks that are filled is the first of `to`.

@@ -219,6 +219,15 @@ fn of_equal_tokens_the_first_are_kept() {
     }
 }
 
+/// So large that groups of tokens are of several steps.
+#[test]
+fn draws_from_large_vocabularies() {
+    let logits = Dice::new(83).f32s(140_001, 6.0);
+    let warm = Row { temperature: 0.5, ..Row::default() };
+    let kinds = [warm, Row { top_p: 0.5, ..warm }, Row { top_n_sigma: 1.0, ..warm }];
+    check(true, &logits, &kinds, Times(2, &ORDERS[1..2]));
+}
+
 const VOCAB_SIZE: usize = 71;
 
 /// Late words of three rows: a mask and a bias, a mask alone, a bias alone.
