@@ -65,9 +65,8 @@ inline void ptx_mbarrier_try_wait_parity_shared__cta_b64(unsigned address, unsig
     }
 }
 
-// All that was written is seen at once.
 inline void ptx_fence_mbarrier_init_release_cluster() {}
-inline void ptx_fence_proxy_async_shared__cta() {}
+inline void ptx_fence_proxy_async_shared__cta() { emulator::fence_stores(); }
 
 // ---- barriers of some warps ----
 

@@ -111,6 +111,7 @@ struct Block {
     Meeting all, warps[MAX_THREADS / 32];
     NamedBarrier named[16];
     std::vector<unsigned char> memory; // Its shared memory, while another block runs.
+    std::vector<uint16_t> unfenced;    // Of words: who wrote it without a fence, and one.
     std::vector<BulkCopy> copies;
     Accumulators products[MAX_THREADS / 32]; // Of warps.
     std::vector<unsigned> waiting_warps;     // For their products.
@@ -193,6 +194,33 @@ static unsigned char* shared_at(unsigned address, unsigned bytes, unsigned align
 }
 static unsigned char* shared_at(unsigned address, unsigned bytes) {
     return shared_at(address, bytes, bytes);
+}
+
+// Stores that the copy engine and products do not see before who made them fences. Only those in
+// PTX are known of.
+static void note_store(unsigned address, unsigned bytes) {
+    std::vector<uint16_t>& unfenced = current->unfenced;
+    if (unfenced.empty()) unfenced.assign((DYNAMIC_AT + dynamic_bytes) / 4 + 1, 0);
+    for (unsigned word = address / 4; word < (address + bytes) / 4; word++) {
+        if (unfenced[word] != running->number + 1) running->unfenced.push_back(word);
+        unfenced[word] = running->number + 1;
+    }
+}
+
+static void fence_stores() {
+    for (unsigned word : running->unfenced) {
+        if (current->unfenced[word] == running->number + 1) current->unfenced[word] = 0;
+    }
+    running->unfenced.clear();
+}
+
+static void check_stores(unsigned address, unsigned bytes, const char* what) {
+    if (current->unfenced.empty()) return;
+    for (unsigned word = address / 4; word <= (address + bytes - 1) / 4; word++) {
+        unsigned writer = current->unfenced[word];
+        if (writer == 0) continue;
+        fail("%s at %u what thread %u wrote, without a fence", what, 4 * word, writer - 1);
+    }
 }
 
 static void check_fence() {

@@ -50,6 +50,7 @@ static void arrive(const BulkCopy& copy) {
 
 static void start_bulk_copy(const BulkCopy& copy) {
     mbarrier_at(copy.barrier);
+    check_stores(copy.to, copy.bytes, "copies over");
     memset(shared_at(copy.to, copy.bytes, copy.from == nullptr ? 128 : 16), UNWRITTEN, copy.bytes);
     current->copies.push_back(copy);
 }

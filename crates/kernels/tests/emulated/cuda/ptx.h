@@ -99,10 +99,12 @@ inline void ptx_ld_shared_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned
 }
 inline void ptx_st_shared_u32(unsigned to, unsigned x) {
     memcpy(emulator::shared_at(to, 4), &x, 4);
+    emulator::note_store(to, 4);
 }
 inline void ptx_st_shared_v4_u32(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
     unsigned words[4] = {a, b, c, d};
     memcpy(emulator::shared_at(to, 16), words, 16);
+    emulator::note_store(to, 16);
 }
 
 // ---- asynchronous copies: they arrive when they are waited for, and no earlier ----

@@ -25,6 +25,7 @@ static void begin_block(Block& block, Cluster& cluster, uint3 index) {
     block.memory.assign(DYNAMIC_AT + dynamic_bytes + FENCE, UNWRITTEN);
     if (current == &block) current = nullptr;
     memset(block.named, 0, sizeof block.named);
+    block.unfenced.clear();
     block.copies.clear();
     block.waiting_warps.clear();
     block.all.begin(block.threads.data(), num_threads);
@@ -38,6 +39,7 @@ static void begin_block(Block& block, Cluster& cluster, uint3 index) {
         thread.number = i;
         thread.state = READY;
         thread.arrived_at = 0;
+        thread.unfenced.clear();
         thread.copies.clear();
         thread.copy_groups = 0;
     }
@@ -72,8 +74,8 @@ static void switch_to(Block& block) {
 static bool run_warp(unsigned first) {
     std::vector<unsigned> lanes = counted(min(num_threads - first, 32));
     bool has_run = false, goes_on = true;
-    unsigned meetings_left = dice != 0 && below(2) == 0 ? 1 + below(16) : ~0u;
-    while (goes_on && !has_failed && meetings_left-- > 0) {
+    unsigned turns_left = dice != 0 && below(2) == 0 ? 1 + below(16 * 32) : ~0u;
+    while (goes_on && !has_failed) {
         goes_on = false;
         shuffle(lanes);
         for (size_t i = 0; i < lanes.size() && !has_failed; i++) {
@@ -81,6 +83,7 @@ static bool run_warp(unsigned first) {
             if (thread.state != READY) continue;
             resume(thread);
             has_run = goes_on = true;
+            if (--turns_left == 0) return true;
         }
     }
     return has_run;

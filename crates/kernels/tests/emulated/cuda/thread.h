@@ -45,6 +45,7 @@ struct Thread {
     bool has_begun; // As a fiber, in this block or in one before.
     jmp_buf at;
     ucontext_t start;
+    std::vector<unsigned> unfenced; // Words that it wrote since its last fence.
     std::vector<Copy> copies;
     unsigned copy_groups;
 };

@@ -28,8 +28,9 @@ struct Matrix {
 
     // Byte `byte` of row `row`; rows are 128 bytes, 8 of them `stride` from the next.
     const unsigned char* at(unsigned row, unsigned byte, unsigned bytes) const {
-        unsigned linear = address + row / 8 * stride + row % 8 * 128 + byte;
-        return shared_at(swizzled(linear), bytes);
+        unsigned at = swizzled(address + row / 8 * stride + row % 8 * 128 + byte);
+        check_stores(at, bytes, "multiplies");
+        return shared_at(at, bytes);
     }
 
     float of_rows(unsigned row, unsigned k, bool has_codes) const {
