@@ -564,7 +564,8 @@ DEVICE void write_out(const Params& p, const Item& item, Rows& r, const Sums& su
         bf16* out = p.out + (token * p.num_heads + head) * HEAD_DIM + chunk * 8;
         *reinterpret_cast<uint4*>(out) = v;
     }
-    fence_async_proxy(); // The copy engine writes here next.
+    fence_async_proxy(); // The copy engine writes here next,
+    __syncwarp();        // as soon as one lane says for all that they are done.
 }
 
 struct Reader {
