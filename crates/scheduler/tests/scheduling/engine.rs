@@ -344,7 +344,10 @@ impl Engine {
         }
         match oldest {
             Some((id, _)) if !rows.contains(id) => {
-                let waits = self.may_wait() && self.num_waited < 100;
+                // All its blocks leave and come back, so many with a batch.
+                let memory = &config.memory;
+                let moves = 2 * memory.num_swap_blocks.div_ceil(memory.max_moved_blocks);
+                let waits = self.may_wait() && self.num_waited < 100 + moves;
                 assert!(waits, "sequence {id}, the oldest, sits out");
                 self.num_waited += 1;
             }

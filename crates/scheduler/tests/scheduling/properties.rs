@@ -286,6 +286,49 @@ proptest! {
     }
 }
 
+/// One block with every batch: a sequence of three groups takes more than a hundred to leave and
+/// come back.
+#[test]
+fn whoever_gave_way_comes_back_block_by_block() {
+    let config = SchedulerConfig {
+        max_num_seqs: 2,
+        max_num_batched_tokens: 2,
+        max_model_len: 42,
+        block_size: 1,
+        num_blocks: 111,
+        other_windows: vec![None, Some(1)],
+        memory: MemoryConfig {
+            prefix_caching: true,
+            preemption: Preemption::Swap,
+            num_swap_blocks: 63,
+            keeps_cold_prefixes: false,
+            max_moved_blocks: 1,
+        },
+    };
+    let lengths = |prompt_len, max_tokens, family, salt| Lengths {
+        prompt_len,
+        max_tokens,
+        min_tokens: 0,
+        num_stop_tokens: 0,
+        n: 1,
+        family,
+        salt,
+        counts_tokens: false,
+        probes_prompt: false,
+        standing: Standing { priority: 0, tenant: 0, patience: None },
+        retention: Retention::All,
+    };
+    let last = Lengths { probes_prompt: true, ..lengths(17, 17, (0, 0), 0) };
+    let script = [
+        Turn { adds: vec![lengths(3, 1, (0, 3), 1)], aborts: Vec::new() },
+        Turn {
+            adds: vec![lengths(4, 16, (0, 3), 1), lengths(1, 1, (0, 0), 0), last],
+            aborts: vec![(Moment::BeforePlan, 30)],
+        },
+    ];
+    check_overlap(&config, &script).unwrap();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 700,
