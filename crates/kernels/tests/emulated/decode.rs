@@ -41,16 +41,31 @@ pub(crate) fn run(
     split: SplitRows,
     order: Order,
 ) -> Option<u32> {
-    let num_ctas = kernel.kernel.num_ctas();
-    let division = Division::of(step, num_ctas, 64);
+    let division = Division::of(step, kernel.kernel.num_ctas(), 64);
     let mut plan = plan(step, division, order)?;
+    let plan_at = plan.address();
+    Some(launch(step, kernel, order, |params| DecodeAttentionParams {
+        plan: plan_at,
+        split,
+        ..params
+    }))
+}
+
+/// Launches `kernel` with what `complete` makes of the step's parameters, which lack a plan; how
+/// many rows and head groups were computed again.
+pub(crate) fn launch(
+    step: &mut Step,
+    kernel: &Emulated<DecodeAttention>,
+    order: Order,
+    complete: impl FnOnce(DecodeAttentionParams) -> DecodeAttentionParams,
+) -> u32 {
     let Layer { num_heads, num_kv_heads, window, .. } = step.layer;
     let num_rows = step.rows.len() as u32;
     let mut partials = Memory::<f32>::unwritten(kernel.kernel.partial_floats());
     let num_arrivals = DecodeAttention::arrival_words(num_rows, num_heads, num_kv_heads);
     let mut arrivals = Memory::new(&vec![0_u32; num_arrivals]);
     let mut recomputed = Memory::new(&[0_u32]);
-    let params = DecodeAttentionParams {
+    let params = complete(DecodeAttentionParams {
         qkv: step.qkv.address(),
         keys: step.keys.bytes.address(),
         values: step.values.bytes.address(),
@@ -59,12 +74,12 @@ pub(crate) fn run(
         block_starts: step.block_starts.address(),
         row_starts: step.row_starts.address(),
         context_lens: step.context_lens.address(),
-        plan: plan.address(),
+        plan: NULL,
         partials: partials.address(),
         arrivals: arrivals.address(),
         unified: NULL,
         recomputed: recomputed.address(),
-        split,
+        split: SplitRows::default(),
         prefix_spans: NULL,
         row_prefixes: NULL,
         prefix_parts: NULL,
@@ -76,12 +91,12 @@ pub(crate) fn run(
         num_kv_heads,
         window,
         scale: step.layer.scale(),
-    };
+    });
     // SAFETY: all memory is as large as its doc says, and the step is ours alone.
     unsafe { kernel.launch(&params, order) };
     partials.as_slice();
     assert!(arrivals.as_slice().iter().all(|count| *count == 0), "left for the next launch");
-    Some(recomputed.as_slice()[0])
+    recomputed.as_slice()[0]
 }
 
 /// All heads of a cache of these numbers, both kinds of softmax, in turn and in other orders.

@@ -5,19 +5,17 @@ use inflight_kernels::{
     DevicePtr, Gpu, KvNumbers, KvShape,
     ops::{
         decode_attention::{DecodeAttention, DecodeAttentionParams, Softmax},
-        fp8_split::SplitRows,
         plan_attention::{PlanAttention, PlanAttentionParams, PlanLayout},
         prefix_attention::{PrefixAttention, PrefixAttentionParams},
     },
 };
 
 use crate::{
-    attention::{Layer, NULL, Row, Step},
+    attention::{Layer, Row, Step},
+    decode::{self, NO_WINDOW},
     emulator::{Emulated, Order},
     memory::Memory,
 };
-
-const NO_WINDOW: u32 = u32::MAX;
 
 /// Tokens, and the rows that begin with them.
 struct Prefix {
@@ -162,42 +160,14 @@ impl Kernels {
         (parts, plan): (&mut Memory<f32>, &mut Plan),
         order: Order,
     ) {
-        let Layer { num_heads, num_kv_heads, window, .. } = step.layer;
-        let num_rows = step.rows.len() as u32;
-        let mut partials = Memory::<f32>::unwritten(self.decode.kernel.partial_floats());
-        let num_arrivals = DecodeAttention::arrival_words(num_rows, num_heads, num_kv_heads);
-        let mut arrivals = Memory::new(&vec![0_u32; num_arrivals]);
-        let params = DecodeAttentionParams {
-            qkv: step.qkv.address(),
-            keys: step.keys.bytes.address(),
-            values: step.values.bytes.address(),
-            out: step.out.address(),
-            blocks: step.blocks.address(),
-            block_starts: step.block_starts.address(),
-            row_starts: step.row_starts.address(),
-            context_lens: step.context_lens.address(),
+        decode::launch(step, &self.decode, order, |params| DecodeAttentionParams {
             plan: plan.words.address(),
-            partials: partials.address(),
-            arrivals: arrivals.address(),
-            unified: NULL,
-            recomputed: NULL,
-            split: SplitRows::default(),
             prefix_spans: plan.prefix_spans,
             row_prefixes: plan.row_prefixes,
             prefix_parts: parts.address(),
             prefix_tile: self.prefix.kernel.tile(),
-            reserved: 0,
-            num_rows,
-            max_rows: num_rows,
-            num_heads,
-            num_kv_heads,
-            window,
-            scale: step.layer.scale(),
-        };
-        // SAFETY: as above.
-        unsafe { self.decode.launch(&params, order) };
-        partials.as_slice();
-        assert!(arrivals.as_slice().iter().all(|count| *count == 0), "left for the next launch");
+            ..params
+        });
     }
 }
 

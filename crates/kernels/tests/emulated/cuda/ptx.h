@@ -36,21 +36,22 @@ inline void ptx_cvt_rn_f16x2_e4m3x2(unsigned& to, uint16_t codes) {
 }
 
 // Products of two short numbers are exact as doubles.
-inline void ptx_fma_rn_bf16x2(unsigned& to, unsigned a, unsigned b, unsigned c) {
-    using namespace emulator;
+namespace emulator {
+template <typename Format, typename Of>
+unsigned fma_pair(const Format& format, Of of, unsigned a, unsigned b, unsigned c) {
     auto half = [&](int shift) {
-        double product = double(of_bf16(a >> shift & 0xffff)) * of_bf16(b >> shift & 0xffff);
-        return encode(BF16, product + of_bf16(c >> shift & 0xffff));
+        double product = double(of(a >> shift & 0xffff)) * of(b >> shift & 0xffff);
+        return encode(format, product + of(c >> shift & 0xffff));
     };
-    to = pair_of(half(0), half(16));
+    return pair_of(half(0), half(16));
+}
+} // namespace emulator
+
+inline void ptx_fma_rn_bf16x2(unsigned& to, unsigned a, unsigned b, unsigned c) {
+    to = emulator::fma_pair(emulator::BF16, emulator::of_bf16, a, b, c);
 }
 inline void ptx_fma_rn_f16x2(unsigned& to, unsigned a, unsigned b, unsigned c) {
-    using namespace emulator;
-    auto half = [&](int shift) {
-        double product = double(of_f16(a >> shift & 0xffff)) * of_f16(b >> shift & 0xffff);
-        return encode(F16, product + of_f16(c >> shift & 0xffff));
-    };
-    to = pair_of(half(0), half(16));
+    to = emulator::fma_pair(emulator::F16, emulator::of_f16, a, b, c);
 }
 
 inline void ptx_ex2_approx_ftz_f32(float& to, float x) {

@@ -30,7 +30,7 @@ const MIN_SAVED_BYTES: usize = 32 << 20;
 pub(super) struct Cascade {
     prefix: Loaded<PrefixAttention>,
     /// For what rows see behind their prefixes.
-    pub(super) decode: Loaded<DecodeAttention>,
+    decode: Loaded<DecodeAttention>,
 }
 
 /// When steps are to tell of their prefixes; `None`: heads or blocks are of other sizes than the
