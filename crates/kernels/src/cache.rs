@@ -125,6 +125,28 @@ mod tests {
         assert_eq!(cache.read(key).unwrap(), b"machine code");
     }
 
+    /// Threads here; processes have names of their own for what they have not finished.
+    #[test]
+    fn of_several_writers_one_is_read_whole() {
+        let folder = Folder::new("writers");
+        let cache = Cache::new(Some(folder.0.clone()));
+        let key = Hash::new().text("a");
+        cache.write(key, &[0; 1000]);
+        std::thread::scope(|scope| {
+            for writer in 1..=4 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for _ in 0..10 {
+                        cache.write(key, &vec![writer; 1000 * usize::from(writer)]);
+                        let read = cache.read(key).expect("there is always a whole file");
+                        assert_eq!(read, vec![read[0]; 1000 * usize::from(read[0])]);
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "a temporary file was left");
+    }
+
     #[test]
     fn no_folder_or_one_that_cannot_be_is_no_error() {
         let key = Hash::new();

@@ -1,6 +1,9 @@
 //! From a kernel's specification to its machine code.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
 
 use crate::{
     Arch, Cubin, KernelError, KernelSpec,
@@ -19,7 +22,11 @@ pub struct CompilerConfig {
     pub cache_folder: Option<PathBuf>,
 }
 
-/// Compiles kernels with NVRTC and keeps the results on disk.
+/// Turns at kernels of this process, by their keys: of threads that want the same one, the first
+/// compiles it and the others find it on disk. That two keys share a turn costs little.
+static TURNS: [Mutex<()>; 1024] = [const { Mutex::new(()) }; 1024];
+
+/// Compiles kernels with NVRTC and keeps the results on disk. Several threads may compile at once.
 #[derive(Debug)]
 pub struct Compiler {
     nvrtc: Nvrtc,
@@ -49,6 +56,8 @@ impl Compiler {
     pub fn compile(&self, spec: &KernelSpec, arch: Arch) -> Result<Cubin, KernelError> {
         let options = options(spec, arch);
         let key = self.key(spec, &options);
+        let turn = &TURNS[(key.value() % TURNS.len() as u128) as usize];
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cubin) = self.cache.read(key).and_then(|bytes| Cubin::new(bytes).ok()) {
             return Ok(cubin);
         }
