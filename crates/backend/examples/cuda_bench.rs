@@ -51,6 +51,7 @@ fn main() -> Result<(), Failure> {
         ordinal: 0,
         library_folders: usual_library_folders(|name| std::env::var_os(name)),
         cache: arguments.first().map(Into::into),
+        keeps_fastest: true,
         graphs: true,
         blocking_waits: false,
         numerics,

@@ -28,6 +28,7 @@ fn run() -> Result<bool, BackendError> {
         ordinal: 0,
         library_folders: folders,
         cache: std::env::args_os().nth(1).map(PathBuf::from),
+        keeps_fastest: true,
         graphs: true,
         blocking_waits: true,
         numerics: cuda::Numerics::default(),

@@ -27,11 +27,14 @@ pub(crate) struct GpuUse {
     pub(crate) graphs: bool,
     pub(crate) blocking_waits: bool,
     pub(crate) numerics: Numerics,
+    /// See [`CudaConfig::keeps_fastest`].
+    pub(crate) keeps_fastest: bool,
 }
 
 impl Default for GpuUse {
     fn default() -> Self {
-        Self { graphs: true, blocking_waits: true, numerics: Numerics::default() }
+        let numerics = Numerics::default();
+        Self { graphs: true, blocking_waits: true, numerics, keeps_fastest: true }
     }
 }
 
@@ -65,6 +68,7 @@ fn open_gpu(ordinal: usize, gpu_use: GpuUse) -> Result<CudaBackend, BackendError
         ordinal,
         library_folders: usual_library_folders(|name| env::var_os(name)),
         cache: kernel_cache(),
+        keeps_fastest: gpu_use.keeps_fastest,
         graphs: gpu_use.graphs,
         blocking_waits: gpu_use.blocking_waits,
         numerics: gpu_use.numerics,

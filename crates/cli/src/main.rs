@@ -4,7 +4,8 @@
 //! [`device`] (what computes), [`resolve`] (numbers instead of defaults), [`memory`] (whose is
 //! what), [`assembly`] (all that to an engine), [`start`] (which then runs), [`serve`], [`run`],
 //! [`chat`], [`batch`], [`doctor`], [`bench`],
-//! [`simulate`], [`replay`], [`tune`] (the commands), [`answer`] (one prompt's text as it comes).
+//! [`simulate`], [`replay`], [`tune`] (the commands), [`answer`] (one prompt's text as it comes),
+//! [`side_by_side`] (work on several threads).
 //!
 //! Invariant: the only room that reads arguments and environment.
 //! Invariant: stdout has answers only; all else goes to stderr.
@@ -37,6 +38,7 @@ mod replay;
 mod resolve;
 mod run;
 mod serve;
+mod side_by_side;
 mod signals;
 mod simulate;
 mod start;

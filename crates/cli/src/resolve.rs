@@ -119,6 +119,7 @@ pub(crate) fn resolve_gpu_use(args: &EngineArgs) -> GpuUse {
             batch_invariant: args.batch_invariant,
             cascade: args.cascade_attention == Some(CascadeChoice::Auto),
         },
+        keeps_fastest: true,
     }
 }
 

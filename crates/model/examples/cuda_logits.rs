@@ -66,6 +66,7 @@ fn main() -> Result<ExitCode, Failure> {
         ordinal: 0,
         library_folders: usual_library_folders(|name| std::env::var_os(name)),
         cache: arguments.next().map(PathBuf::from),
+        keeps_fastest: true,
         graphs: true,
         blocking_waits: true,
         numerics: Numerics::default(),

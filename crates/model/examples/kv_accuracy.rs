@@ -72,6 +72,7 @@ fn main() -> Result<(), Failure> {
             ordinal: 0,
             library_folders: usual_library_folders(|name| std::env::var_os(name)),
             cache: cache.clone(),
+            keeps_fastest: true,
             graphs: true,
             blocking_waits: true,
             numerics: Numerics { kv_dtype, softmax, ..Numerics::default() },

@@ -14,7 +14,7 @@ use super::{
     device::{Device, DeviceInfo},
     event::CudaEvent,
     fixed_gemm::FixedGemm,
-    gemm::{Bias, Gemm, Next, Norm, Product, Tuned, TunedProduct},
+    gemm::{Bias, Gemm, MethodStore, Next, Norm, Product, Tuned, TunedProduct},
     graph::{self, CapturedGraph},
     loaded::KernelLoader,
     memory::{CudaBuffer, CudaHostBuffer, Element},
@@ -47,6 +47,9 @@ pub struct CudaConfig {
     /// Folder that keeps compiled kernels and the fastest matrix products between runs; `None`:
     /// kernels are kept in the user's cache folder, matrix products are timed anew.
     pub cache: Option<PathBuf>,
+    /// Whether the fastest matrix products are added to the cache. Not where the device has other
+    /// work while they are timed.
+    pub keeps_fastest: bool,
     /// Whether decode steps are replayed as graphs. Without, launching costs the host more.
     pub graphs: bool,
     /// Whether the host sleeps while it waits for the device. Spinning wakes some microseconds
@@ -91,7 +94,9 @@ impl CudaBackend {
         check_capability(&device.info.name, device.info.compute_capability)?;
         let cache = config.cache.as_deref();
         let kernels = Arc::new(KernelLoader::new(&device, cache)?);
-        let gemm = Gemm::new(&kernels, found.cublaslt_version, cache)?;
+        let store = MethodStore::open(cache, &device.info, found.cublaslt_version);
+        let store = if config.keeps_fastest { store } else { store.without_file() };
+        let gemm = Gemm::new(&kernels, store)?;
         let fixed_gemm = config.numerics.batch_invariant.then(|| FixedGemm::new(&kernels));
         let operators = Operators::new(&kernels, config.numerics)?;
         let (clock, weights) = (CudaStream::new(&device)?, Weights::new(&device));
@@ -109,8 +114,9 @@ impl CudaBackend {
         &self.shared.found
     }
 
-    /// Rows and head groups whose softmax was computed again so far, because the number that their
-    /// weights were relative to was too far off ([`Softmax::Unified`](super::Softmax)).
+    /// Rows and head groups whose softmax was computed again in the steps waited for, because the
+    /// number that their weights were relative to was too far off
+    /// ([`Softmax::Unified`](super::Softmax)).
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].

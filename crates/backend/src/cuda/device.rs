@@ -85,11 +85,16 @@ impl Device {
         Ok(())
     }
 
-    /// Waits until everything enqueued has finished. For loading and tuning, never in the loop.
+    /// Waits until all fills and copies of the default stream have finished. For loading and
+    /// tuning, never in the loop.
+    ///
+    /// Nothing here waits for the whole context: that is an error, and spoils the capture, while
+    /// another thread captures a graph.
     pub(super) fn finish(&self) -> Result<(), BackendError> {
         self.bind()?;
-        // SAFETY: a context is current.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+        let default = std::ptr::null_mut();
+        // SAFETY: a context is current, and it has a default stream.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(default) })
     }
 
     /// Free and total bytes of device memory.

@@ -42,23 +42,14 @@ impl Heads {
     }
 }
 
-pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
-    check_rotation(pair)?;
-    check_attention(pair, &HEADS)
-}
-
-/// As [`check`], on fewer shapes.
-pub(super) fn check_some<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
-    check_rotation(pair)?;
-    check_attention(pair, &HEADS[..4])
-}
-
-/// Groups of 4, 7, 4 and 1 heads first.
-const HEADS: [Heads; 9] = [
+/// Groups of 4, 7, 4 and 1 heads.
+const HEADS: [Heads; 4] = [
     Heads { spread: 50.0, ..Heads::new(8, 2, 128) },
     Heads::new(14, 2, 64),
     Heads { window: Some(50), ..Heads::new(8, 2, 64) },
     Heads::new(4, 4, 96),
+];
+const MORE_HEADS: [Heads; 5] = [
     Heads::new(32, 8, 128),
     Heads::new(9, 3, 64),
     Heads::new(16, 1, 128),
@@ -66,7 +57,7 @@ const HEADS: [Heads; 9] = [
     Heads::new(4, 2, 256),
 ];
 
-fn check_rotation<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+pub(super) fn check_rotation<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
     let rope = |heads, rotary_dim, interleaved, qk_norm| Rope {
         heads,
         rotary_dim,
@@ -96,7 +87,15 @@ fn check_rotation<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError
     Ok(())
 }
 
-fn check_attention<B: Backend>(
+pub(super) fn check_attention<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    check_attention_of(pair, &HEADS)
+}
+
+pub(super) fn check_more_attention<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    check_attention_of(pair, &MORE_HEADS)
+}
+
+fn check_attention_of<B: Backend>(
     pair: &mut Pair<'_, B>,
     heads: &[Heads],
 ) -> Result<(), BackendError> {

@@ -324,6 +324,11 @@ pub(crate) struct DoctorArgs {
     /// What to check: auto is a GPU if there is one, otherwise the CPU; cuda:1 is the second GPU
     #[arg(long, default_value = "auto", value_name = "auto|cpu|cuda")]
     pub(crate) device: DeviceChoice,
+
+    /// Groups of checks that are made at once; 1 tells which of them loses a device, since that is
+    /// lost for all [default: one per core]
+    #[arg(long, value_name = "NUM")]
+    pub(crate) threads: Option<NonZeroUsize>,
 }
 
 /// How `run` and `chat` draw tokens; clients of `serve` say so in their requests.

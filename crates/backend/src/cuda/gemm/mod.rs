@@ -25,7 +25,6 @@ mod tune;
 
 use std::{
     collections::HashMap,
-    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -41,7 +40,7 @@ use inflight_kernels::{
     },
 };
 pub(super) use problem::{Problem, row_bucket};
-use store::MethodStore;
+pub(super) use store::MethodStore;
 pub use table::{Tuned, TunedKind, TunedProduct};
 
 use self::{
@@ -234,18 +233,16 @@ unsafe impl Send for Gemm {}
 unsafe impl Sync for Gemm {}
 
 impl Gemm {
-    /// `cache` holds the choices of earlier runs, if it is a folder that can be written.
+    /// `store` holds the choices of earlier runs.
     pub(super) fn new(
         loader: &Arc<KernelLoader>,
-        cublaslt_version: usize,
-        cache: Option<&Path>,
+        store: MethodStore,
     ) -> Result<Self, BackendError> {
         let device = &loader.device;
         device.bind()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` is a valid place for the result; destroyed in `drop`.
         check_blas("cublasLtCreate", unsafe { lt::cublasLtCreate(&raw mut handle) })?;
-        let store = MethodStore::open(cache, &device.info, cublaslt_version);
         let (plans, library_plans, weights) = <_>::default();
         let state = State { plans, library_plans, weights, store };
         Ok(Self {

@@ -32,14 +32,19 @@ const EXPANDED: &str = "expanded ";
 /// Words of an algorithm.
 const WORDS: usize = 8;
 
-pub(super) struct MethodStore {
+pub(in crate::cuda) struct MethodStore {
     path: Option<PathBuf>,
     /// By the problem's text.
     known: HashMap<String, Method>,
 }
 
 impl MethodStore {
-    pub(super) fn open(cache: Option<&Path>, device: &DeviceInfo, cublaslt_version: usize) -> Self {
+    /// Of the folder `cache`, if there is one; it need not be one that can be written.
+    pub(in crate::cuda) fn open(
+        cache: Option<&Path>,
+        device: &DeviceInfo,
+        cublaslt_version: usize,
+    ) -> Self {
         let keep = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let gpu: String = device.name.chars().map(keep).collect();
         let driver = device.driver_version;
@@ -48,6 +53,11 @@ impl MethodStore {
         let text = path.as_ref().and_then(|path| fs::read_to_string(path).ok());
         let known = text.iter().flat_map(|text| text.lines()).filter_map(parse).collect();
         Self { path, known }
+    }
+
+    /// What is put into it from now on is forgotten with it.
+    pub(in crate::cuda) fn without_file(self) -> Self {
+        Self { path: None, ..self }
     }
 
     pub(super) fn get(&self, problem: &Problem) -> Option<Method> {
@@ -161,6 +171,10 @@ mod tests {
         assert_eq!(open("NVIDIA H200").get(&problem(1)), Some(Method::Gemv));
         assert_eq!(open("NVIDIA H200").get(&problem(32)), Some(Method::Flat(Ring::Half)));
         assert_eq!(open("NVIDIA H200").get(&fp8), Some(Method::Expanded(words)));
+        let mut without_file = open("NVIDIA H200").without_file();
+        without_file.put(problem(16), Method::Gemv);
+        assert_eq!(without_file.get(&problem(8)), Some(algorithm));
+        assert_eq!(without_file.get(&problem(16)), Some(Method::Gemv));
         assert_eq!(open("NVIDIA H200").get(&problem(16)), None);
         assert_eq!(open("NVIDIA H100").get(&problem(8)), None);
         fs::remove_dir_all(folder).unwrap();

@@ -1,19 +1,24 @@
 //! `inflight doctor`: what was found, and whether it computes what it should.
+//!
+//! [`groups`]: the checks of operators, which several threads make at once, since most of their
+//! time goes to compiling kernels. Their lines come in order all the same.
+
+mod groups;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::num::NonZeroUsize;
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use inflight_backend::{
-    Backend, CpuBackend, CpuConfig, CudaBackend, KvDtype, SimdLevel,
-    cuda::{Numerics, Softmax},
-    self_check::{OperatorCheck, check_kv_operators, check_operators},
-};
-use inflight_bench::{check_invariance, check_loop, measure_bandwidths};
+use inflight_backend::{Backend, CpuBackend, CpuConfig, CudaBackend, SimdLevel};
+use inflight_bench::{check_loop, measure_bandwidths};
 
-use crate::args::{DeviceChoice, DoctorArgs};
+use self::groups::{Findings, Group, Outcome, cpu_groups, gpu_groups, invariance};
+use crate::args::DoctorArgs;
 use crate::device::{Chosen, GpuUse, choose};
 use crate::resolve::Machine;
+use crate::side_by_side::side_by_side;
 
 /// Libraries that a GPU needs, as their files' names begin.
 const GPU_LIBRARIES: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
@@ -26,43 +31,66 @@ struct Tally {
 }
 
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
+    let started = Instant::now();
+    let num_threads = args.threads.map_or(Machine::detect().num_cores, NonZeroUsize::get);
+    // Its kernels are compiled once, before all groups want them.
     let device = choose(args.device, GpuUse::default())?;
     let mut tally = Tally::default();
     describe_cpu();
     match &device {
         Chosen::Cuda(backend) => {
             describe_gpu(backend)?;
-            heading("Operators against the CPU");
-            check_all_operators(&mut tally, "", check_operators(backend)?);
-            check_numerics(&mut tally, args.device)?;
+            tally.note_groups(&gpu_groups(args.device), num_threads);
             finish_device(&mut tally, backend)?;
         }
         Chosen::Cpu { no_gpu } => {
             row("gpu", no_gpu.as_deref().unwrap_or("not looked for (see --device)"));
-            heading("Operators by the instructions used, against those of the best");
-            for simd in SimdLevel::available() {
-                let backend = CpuBackend::new(CpuConfig { simd, ..CpuConfig::detect() })?;
-                let checks = check_operators(&backend)?;
-                check_all_operators(&mut tally, &format!("{simd:?}: "), checks);
-            }
+            tally.note_groups(&cpu_groups(), num_threads);
             let backend = CpuBackend::new(CpuConfig::detect())?;
             finish_device(&mut tally, &backend)?;
-            note_invariance(&mut tally, &backend)?;
+            tally.note(&invariance(&backend)?);
         }
     }
     let Tally { num_passed, num_failed } = tally;
     println!();
     ensure!(num_failed == 0, "{num_failed} of {} checks failed", num_passed + num_failed);
-    println!("all {num_passed} checks passed");
+    println!("all {num_passed} checks passed in {:.1} s", started.elapsed().as_secs_f64());
     Ok(())
 }
 
 impl Tally {
     /// Counts a check and prints it.
-    fn note(&mut self, passed: bool, name: &str, measured: &str) {
-        let verdict = if passed { "ok" } else { "FAILED" };
-        *(if passed { &mut self.num_passed } else { &mut self.num_failed }) += 1;
+    fn note(&mut self, outcome: &Outcome) {
+        let Outcome { passed, name, measured } = outcome;
+        let verdict = if *passed { "ok" } else { "FAILED" };
+        *(if *passed { &mut self.num_passed } else { &mut self.num_failed }) += 1;
         println!("  {verdict:6}  {measured:22}  {name}");
+    }
+
+    /// Makes the checks of all groups.
+    fn note_groups(&mut self, groups: &[Group], num_threads: usize) {
+        let mut last = "";
+        side_by_side(groups, num_threads, Group::run, |group, found| {
+            if group.heading != last {
+                last = group.heading;
+                heading(last);
+            }
+            self.note_group(&group.name(), found);
+        });
+    }
+
+    /// A group's checks and seconds, or why it could not be checked.
+    fn note_group(&mut self, name: &str, found: Result<Findings>) {
+        match found {
+            Ok(Findings { outcomes, elapsed }) => {
+                outcomes.iter().for_each(|outcome| self.note(outcome));
+                println!("  {:6}  {:20.1} s  {name}", "", elapsed.as_secs_f64());
+            }
+            Err(error) => {
+                let (name, measured) = (format!("{name}: {error:#}"), "not checked".into());
+                self.note(&Outcome { passed: false, name, measured });
+            }
+        }
     }
 }
 
@@ -105,69 +133,20 @@ fn describe_gpu(backend: &CudaBackend) -> Result<()> {
     Ok(())
 }
 
-/// Checks every operator; a line for each that prints error and tolerance.
-fn check_all_operators(tally: &mut Tally, prefix: &str, checks: Vec<OperatorCheck>) {
-    for check in checks {
-        let OperatorCheck { name, error, tolerance } = &check;
-        let measured = format!("{error:9.2e} of {tolerance:7.0e}");
-        tally.note(check.passed(), &format!("{prefix}{name}"), &measured);
-    }
-}
-
-/// The other ways in which a GPU can compute attention, each a backend of its own.
-fn check_numerics(tally: &mut Tally, device: DeviceChoice) -> Result<()> {
-    let default = Numerics::default();
-    heading("The KV cache's other types, and attention's: unified, batch-invariant, cascade");
-    for (name, numerics) in [
-        ("unified", Numerics { softmax: Softmax::Unified, ..default }),
-        ("int8", Numerics { kv_dtype: KvDtype::Int8, ..default }),
-        ("fp8", Numerics { kv_dtype: KvDtype::Fp8, ..default }),
-        ("fp8 unified", Numerics { kv_dtype: KvDtype::Fp8, softmax: Softmax::Unified, ..default }),
-        ("int4", Numerics { kv_dtype: KvDtype::Int4, ..default }),
-        (
-            "int4 unified",
-            Numerics { kv_dtype: KvDtype::Int4, softmax: Softmax::Unified, ..default },
-        ),
-        ("invariant", Numerics { batch_invariant: true, ..default }),
-        ("cascade", Numerics { cascade: true, ..default }),
-        ("cascade, fp8", Numerics { cascade: true, kv_dtype: KvDtype::Fp8, ..default }),
-        ("cascade, int8", Numerics { cascade: true, kv_dtype: KvDtype::Int8, ..default }),
-        ("cascade, int4", Numerics { cascade: true, kv_dtype: KvDtype::Int4, ..default }),
-    ] {
-        let gpu_use = GpuUse { numerics, ..GpuUse::default() };
-        let Chosen::Cuda(backend) = choose(device, gpu_use)? else { continue };
-        check_all_operators(tally, &format!("{name}: "), check_kv_operators(&backend)?);
-        if numerics.softmax == Softmax::Unified {
-            let num = backend.num_recomputed()?;
-            tally.note(num > 0, &format!("{name}: rows of great scores"), &format!("{num} again"));
-        }
-        if numerics.batch_invariant {
-            note_invariance(tally, &backend)?;
-        }
-    }
-    Ok(())
-}
-
-fn note_invariance<B: Backend>(tally: &mut Tally, backend: &B) -> Result<()> {
-    let check = check_invariance(backend)?;
-    let different = format!("{} of {} differ", check.num_different, check.num_tokens);
-    let name = "tokens and logprobs: alone, in a batch, prompts cut otherwise";
-    tally.note(check.num_different == 0, name, &different);
-    Ok(())
-}
-
 /// The engine's loop and the memory, on the device that serves.
 fn finish_device<B: Backend>(tally: &mut Tally, backend: &B) -> Result<()> {
     heading("The engine's loop, overlap on against off");
     let check = check_loop(backend)?;
-    let different = format!("{} of {} differ", check.num_different, check.num_tokens);
-    tally.note(
-        check.num_different == 0,
-        "tokens: greedy, sampled, penalised, logprobs",
-        &different,
-    );
-    let waits = format!("{} waits", check.num_waits);
-    tally.note(check.num_waits == 0, "the host launches before it waits", &waits);
+    tally.note(&Outcome {
+        passed: check.num_different == 0,
+        name: "tokens: greedy, sampled, penalised, logprobs".into(),
+        measured: format!("{} of {} differ", check.num_different, check.num_tokens),
+    });
+    tally.note(&Outcome {
+        passed: check.num_waits == 0,
+        name: "the host launches before it waits".into(),
+        measured: format!("{} waits", check.num_waits),
+    });
     heading("Bandwidth");
     for bandwidth in measure_bandwidths(backend)? {
         println!("  {:8.1} GB/s  {}", bandwidth.gb_per_s, bandwidth.what);
