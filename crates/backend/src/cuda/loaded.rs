@@ -2,8 +2,10 @@
 
 use std::{
     ffi::{CString, c_void},
+    panic,
     path::Path,
     sync::Arc,
+    thread::{Scope, ScopedJoinHandle},
 };
 
 use cudarc::driver::sys;
@@ -28,6 +30,9 @@ pub(super) struct Loaded<K> {
     /// Whether it may begin before the kernel in front of it has ended.
     overlaps: bool,
 }
+
+/// A kernel that a thread compiles and loads.
+pub(super) struct Loading<'scope, K>(ScopedJoinHandle<'scope, Result<Loaded<K>, BackendError>>);
 
 /// Machine code on the device, unloaded when dropped.
 struct Module {
@@ -77,6 +82,24 @@ impl KernelLoader {
         }
         let overlaps = self.gpu.arch.is_hopper_or_later();
         Ok(Loaded { kernel, module, function, dynamic_smem, overlaps })
+    }
+}
+
+impl KernelLoader {
+    /// Begins to [`load`](Self::load) `kernel` beside others: compiling takes a core's time only.
+    pub(super) fn begin<'scope, K: Kernel + Send + 'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        kernel: K,
+    ) -> Loading<'scope, K> {
+        Loading(scope.spawn(move || self.load(kernel)))
+    }
+}
+
+impl<K> Loading<'_, K> {
+    /// The kernel, once it is there.
+    pub(super) fn end(self) -> Result<Loaded<K>, BackendError> {
+        self.0.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
     }
 }
 

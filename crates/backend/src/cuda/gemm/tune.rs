@@ -7,7 +7,7 @@
 //! milliseconds is a quarter slower than the others after a tenth of a second. So the best of those
 //! are timed again on a GPU that is hot.
 
-use std::time::Duration;
+use std::{panic, thread, time::Duration};
 
 use cudarc::driver::sys;
 use half::bf16;
@@ -64,6 +64,7 @@ impl Gemm {
         stream: &CudaStream,
     ) -> Result<Plan, BackendError> {
         let Some(trial) = Trial::new(self, problem, weights)? else { return Ok(plan) };
+        trial.load(self, candidates, stream)?;
         let mut best = (f64::INFINITY, plan.method);
         let mut all = Vec::new();
         for method in candidates {
@@ -176,6 +177,24 @@ impl<'a> Trial<'a> {
         let event = || CudaEvent::new(device, false);
         let (started, ended) = (event()?, event()?);
         Ok(Some(Self { problem, weights, state, x, bias, out, next_out, started, ended }))
+    }
+
+    /// Compiles those of our kernels that are `candidates`, side by side.
+    fn load(
+        &self,
+        gemm: &Gemm,
+        candidates: &[Method],
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        let ours = candidates.iter().filter(|method| !matches!(method, Method::Library(_)));
+        let product = self.product(self.weights[0].place());
+        thread::scope(|scope| {
+            let load = |method| scope.spawn(move || gemm.load(method, &product, stream));
+            let loading: Vec<_> = ours.map(|method| load(*method)).collect();
+            loading.into_iter().try_for_each(|thread| {
+                thread.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+            })
+        })
     }
 
     /// Products in one timed graph.

@@ -10,6 +10,7 @@ mod prefill;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
 };
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -283,12 +284,15 @@ impl Kernels {
         let decode = decode.map_err(unsupported)?;
         let leaving_codes = decode.leaving_codes().filter(|_| before_codes);
         let decode = leaving_codes.unwrap_or(decode);
-        let (prefill, small) = if numerics.batch_invariant {
-            (Prefill::common(loader, cache)?, Some(Prefill::small(loader, cache)?))
-        } else {
-            (Prefill::load(loader, shape, cache)?, None)
-        };
-        Ok(Self { decode: loader.load(decode)?, prefill, small })
+        thread::scope(|scope| {
+            let decode = loader.begin(scope, decode);
+            let (prefill, small) = if numerics.batch_invariant {
+                (Prefill::common(loader, cache)?, Some(Prefill::small(loader, cache)?))
+            } else {
+                (Prefill::load(loader, shape, cache)?, None)
+            };
+            Ok(Self { decode: decode.end()?, prefill, small })
+        })
     }
 
     /// The kernel for a step's rows of several tokens, or for all of them.

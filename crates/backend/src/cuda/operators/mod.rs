@@ -8,7 +8,7 @@ mod block_moves;
 mod block_turns;
 mod prompt_cuts;
 
-use std::sync::Arc;
+use std::{sync::Arc, thread};
 
 use cudarc::driver::sys::CUdeviceptr;
 use inflight_kernels::{
@@ -113,28 +113,41 @@ impl Operators {
         numerics: Numerics,
     ) -> Result<Self, BackendError> {
         use kernels::Element::{Bf16, F32};
-        Ok(Self {
-            unpack: loader.load(Unpack)?,
-            track_tokens: loader.load(TrackTokens)?,
-            embed: loader.load(Embed { table: Bf16, out: F32 })?,
-            rms_norm: loader.load(RmsNorm::of_state())?,
-            add_rms_norm: ByKey::default(),
-            silu_and_mul: loader.load(GateAndMul { gelu: false })?,
-            gelu_and_mul: ByKey::default(),
-            gather_sampled: loader.load(GatherSampled { element: F32 })?,
-            sample: loader.load(Sample { unusual: false })?,
-            unusual_sample: ByKey::default(),
-            move_blocks: loader.load(MoveBlocks)?,
-            fill_bf16: loader.load(RandomNormal { out: Bf16 })?,
-            fill_f32: loader.load(RandomNormal { out: F32 })?,
-            kv_numbers: numerics.kv_numbers()?,
-            rope: ByKey::default(),
-            turn: ByKey::default(),
-            cuts: PromptCuts::default(),
-            quantize: ByKey::default(),
-            attention: AttentionPlans::new(loader, numerics)?,
-            adjusted: ByKey::default(),
-            loader: Arc::clone(loader),
+        thread::scope(|scope| {
+            let unpack = loader.begin(scope, Unpack);
+            let track_tokens = loader.begin(scope, TrackTokens);
+            let embed = loader.begin(scope, Embed { table: Bf16, out: F32 });
+            let rms_norm = loader.begin(scope, RmsNorm::of_state());
+            let silu_and_mul = loader.begin(scope, GateAndMul { gelu: false });
+            let gather_sampled = loader.begin(scope, GatherSampled { element: F32 });
+            let sample = loader.begin(scope, Sample { unusual: false });
+            let move_blocks = loader.begin(scope, MoveBlocks);
+            let fill_bf16 = loader.begin(scope, RandomNormal { out: Bf16 });
+            let fill_f32 = loader.begin(scope, RandomNormal { out: F32 });
+            let attention = AttentionPlans::new(loader, numerics)?;
+            Ok(Self {
+                unpack: unpack.end()?,
+                track_tokens: track_tokens.end()?,
+                embed: embed.end()?,
+                rms_norm: rms_norm.end()?,
+                add_rms_norm: ByKey::default(),
+                silu_and_mul: silu_and_mul.end()?,
+                gelu_and_mul: ByKey::default(),
+                gather_sampled: gather_sampled.end()?,
+                sample: sample.end()?,
+                unusual_sample: ByKey::default(),
+                move_blocks: move_blocks.end()?,
+                fill_bf16: fill_bf16.end()?,
+                fill_f32: fill_f32.end()?,
+                kv_numbers: numerics.kv_numbers()?,
+                rope: ByKey::default(),
+                turn: ByKey::default(),
+                cuts: PromptCuts::default(),
+                quantize: ByKey::default(),
+                attention,
+                adjusted: ByKey::default(),
+                loader: Arc::clone(loader),
+            })
         })
     }
 

@@ -1,5 +1,7 @@
 //! Attention of rows that share prefixes: one kernel for the prefixes, one for what is behind them.
 
+use std::thread;
+
 use inflight_kernels::{
     KvShape,
     ops::{
@@ -55,9 +57,10 @@ impl Cascade {
     pub(super) fn load(loader: &KernelLoader, cache: KvShape) -> Result<Self, BackendError> {
         let decode = DecodeAttention::new(&loader.gpu, cache, Softmax::Online);
         let decode = decode.map_err(unsupported)?;
-        Ok(Self {
-            prefix: loader.load(PrefixAttention::new(&loader.gpu, cache).map_err(unsupported)?)?,
-            decode: loader.load(decode.behind_prefixes())?,
+        let prefix = PrefixAttention::new(&loader.gpu, cache).map_err(unsupported)?;
+        thread::scope(|scope| {
+            let decode = loader.begin(scope, decode.behind_prefixes());
+            Ok(Self { prefix: loader.load(prefix)?, decode: decode.end()? })
         })
     }
 
