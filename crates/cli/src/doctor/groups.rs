@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 use inflight_backend::{
     Backend, CpuBackend, CpuConfig, CudaBackend, KvDtype, SimdLevel,
     cuda::{Numerics, Softmax},
-    self_check::{Section, check_sections},
+    self_check::{OperatorCheck, Section, check_sections},
 };
 use inflight_bench::check_invariance;
 
@@ -49,9 +49,12 @@ pub(super) struct Outcome {
 }
 
 /// What a group found, and how long it took.
+#[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) outcomes: Vec<Outcome>,
     pub(super) elapsed: Duration,
+    /// Why the rest could not be checked.
+    pub(super) stopped_by: Option<Error>,
 }
 
 const fn part(name: &'static str, sections: &'static [Section]) -> Part {
@@ -137,12 +140,18 @@ impl Group {
     }
 
     /// Makes the checks.
-    pub(super) fn run(&self) -> Result<Findings> {
+    pub(super) fn run(&self) -> Findings {
         let started = Instant::now();
-        let outcomes = match self.device {
+        let mut outcomes = Vec::new();
+        let stopped_by = self.run_on_device(&mut outcomes).err();
+        Findings { outcomes, elapsed: started.elapsed(), stopped_by }
+    }
+
+    fn run_on_device(&self, outcomes: &mut Vec<Outcome>) -> Result<()> {
+        match self.device {
             GroupDevice::Cpu(simd) => {
                 let backend = CpuBackend::new(CpuConfig { simd, ..CpuConfig::detect() })?;
-                self.check(&backend)?
+                self.check(&backend, outcomes)
             }
             GroupDevice::Gpu(device, numerics) => {
                 // Products are timed while other groups use the device.
@@ -150,26 +159,27 @@ impl Group {
                 let Chosen::Cuda(backend) = choose(device, gpu_use)? else {
                     bail!("the GPU cannot be opened again")
                 };
-                let mut outcomes = self.check(&backend)?;
+                self.check(&backend, outcomes)?;
                 outcomes.extend(self.recomputed(&backend, numerics)?);
-                outcomes
+                Ok(())
             }
-        };
-        Ok(Findings { outcomes, elapsed: started.elapsed() })
+        }
     }
 
-    fn check<B: Backend>(&self, backend: &B) -> Result<Vec<Outcome>> {
-        let outcome = |check: inflight_backend::self_check::OperatorCheck| Outcome {
+    fn check<B: Backend>(&self, backend: &B, outcomes: &mut Vec<Outcome>) -> Result<()> {
+        let outcome = |check: OperatorCheck| Outcome {
             passed: check.passed(),
             measured: format!("{:9.2e} of {:7.0e}", check.error, check.tolerance),
             name: format!("{}{}", self.prefix, check.name),
         };
-        let checks = check_sections(backend, self.part.sections)?;
-        let mut outcomes: Vec<Outcome> = checks.into_iter().map(outcome).collect();
+        let mut checks = Vec::new();
+        let checked = check_sections(backend, self.part.sections, &mut checks);
+        outcomes.extend(checks.into_iter().map(outcome));
+        checked?;
         if self.part.invariance {
             outcomes.push(invariance(backend)?);
         }
-        Ok(outcomes)
+        Ok(())
     }
 
     /// Whether a unified softmax met the scores that it cannot take, and knew.

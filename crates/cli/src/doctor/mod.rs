@@ -10,7 +10,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Error, Result, ensure};
 use inflight_backend::{Backend, CpuBackend, CpuConfig, CudaBackend, SimdLevel};
 use inflight_bench::{check_loop, measure_bandwidths};
 
@@ -41,7 +41,9 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
         Chosen::Cuda(backend) => {
             describe_gpu(backend)?;
             tally.note_groups(&gpu_groups(args.device), num_threads);
-            finish_device(&mut tally, backend)?;
+            if let Err(error) = finish_device(&mut tally, backend) {
+                tally.note_unchecked("the rest", &error);
+            }
         }
         Chosen::Cpu { no_gpu } => {
             row("gpu", no_gpu.as_deref().unwrap_or("not looked for (see --device)"));
@@ -70,27 +72,31 @@ impl Tally {
     /// Makes the checks of all groups.
     fn note_groups(&mut self, groups: &[Group], num_threads: usize) {
         let mut last = "";
-        side_by_side(groups, num_threads, Group::run, |group, found| {
+        let run = |group: &Group| Ok(group.run());
+        side_by_side(groups, num_threads, run, |group, found| {
             if group.heading != last {
                 last = group.heading;
                 heading(last);
             }
-            self.note_group(&group.name(), found);
+            let panicked = |error| Findings { stopped_by: Some(error), ..Findings::default() };
+            self.note_group(&group.name(), found.unwrap_or_else(panicked));
         });
     }
 
-    /// A group's checks and seconds, or why it could not be checked.
-    fn note_group(&mut self, name: &str, found: Result<Findings>) {
-        match found {
-            Ok(Findings { outcomes, elapsed }) => {
-                outcomes.iter().for_each(|outcome| self.note(outcome));
-                println!("  {:6}  {:20.1} s  {name}", "", elapsed.as_secs_f64());
-            }
-            Err(error) => {
-                let (name, measured) = (format!("{name}: {error:#}"), "not checked".into());
-                self.note(&Outcome { passed: false, name, measured });
-            }
+    /// A group's checks, why there are no more if so, and its seconds.
+    fn note_group(&mut self, name: &str, found: Findings) {
+        let Findings { outcomes, elapsed, stopped_by } = found;
+        outcomes.iter().for_each(|outcome| self.note(outcome));
+        if let Some(error) = stopped_by {
+            self.note_unchecked(name, &error);
         }
+        println!("  {:6}  {:20.1} s  {name}", "", elapsed.as_secs_f64());
+    }
+
+    /// Counts what could not be checked as one that failed.
+    fn note_unchecked(&mut self, what: &str, error: &Error) {
+        let (name, measured) = (format!("{what}: {error:#}"), "not checked".into());
+        self.note(&Outcome { passed: false, name, measured });
     }
 }
 
