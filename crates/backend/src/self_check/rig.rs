@@ -1,5 +1,7 @@
 //! A device with what moving values there and back takes. Slow: every move waits.
 
+use std::cell::RefCell;
+
 use super::kv_words;
 use crate::{
     Backend, BackendError, Dtype, HostTensor, KvLayer, KvLayout, TensorData, philox,
@@ -12,11 +14,18 @@ pub(super) struct Rig<'a, B: Backend> {
     pub(super) backend: &'a B,
     pub(super) stream: B::Stream,
     done: B::Event,
+    /// What values pass through, and its words: getting such memory takes longer than a copy.
+    host: RefCell<(B::HostBuffer, usize)>,
 }
+
+/// Words that most moves have room in.
+const HOST_WORDS: usize = 1 << 16;
 
 impl<'a, B: Backend> Rig<'a, B> {
     pub(super) fn new(backend: &'a B) -> Result<Self, BackendError> {
-        Ok(Self { backend, stream: backend.create_stream("check")?, done: backend.create_event()? })
+        let (stream, done) = (backend.create_stream("check")?, backend.create_event()?);
+        let host = RefCell::new((backend.alloc_host("check", HOST_WORDS)?, HOST_WORDS));
+        Ok(Self { backend, stream, done, host })
     }
 
     /// Activations with these values.
@@ -99,10 +108,11 @@ impl<'a, B: Backend> Rig<'a, B> {
         buffer: &B::Buffer,
         len: usize,
     ) -> Result<Vec<u32>, BackendError> {
-        let host = self.backend.alloc_host("check", len)?;
-        self.backend.copy_to_host(buffer, &host, len, &self.stream)?;
-        self.finish()?;
-        Ok(self.backend.read_host(&host, |words| words[..len].to_vec()))
+        self.through_host(len, |host| {
+            self.backend.copy_to_host(buffer, host, len, &self.stream)?;
+            self.finish()?;
+            Ok(self.backend.read_host(host, |words| words[..len].to_vec()))
+        })
     }
 
     pub(super) fn write_words(
@@ -110,10 +120,26 @@ impl<'a, B: Backend> Rig<'a, B> {
         buffer: &B::Buffer,
         values: &[u32],
     ) -> Result<(), BackendError> {
-        let mut host = self.backend.alloc_host("check", values.len())?;
-        self.backend.write_host(&mut host, |words| words[..values.len()].copy_from_slice(values));
-        self.backend.copy_to_device(&host, buffer, values.len(), &self.stream)?;
-        self.finish()
+        let len = values.len();
+        self.through_host(len, |host| {
+            self.backend.write_host(host, |words| words[..len].copy_from_slice(values));
+            self.backend.copy_to_device(host, buffer, len, &self.stream)?;
+            self.finish()
+        })
+    }
+
+    /// Calls `move_values` with host memory of `len` words, which nothing enqueued uses.
+    fn through_host<T>(
+        &self,
+        len: usize,
+        move_values: impl FnOnce(&mut B::HostBuffer) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let mut host = self.host.borrow_mut();
+        if host.1 < len {
+            let num_words = len.next_power_of_two();
+            *host = (self.backend.alloc_host("check", num_words)?, num_words);
+        }
+        move_values(&mut host.0)
     }
 
     /// Waits for all that was enqueued.
