@@ -43,8 +43,10 @@ constexpr u32 HALVES = SUBTILE / 16;
 constexpr u32 HEADS = 8;
 constexpr u32 HEADER = 8;
 constexpr u32 THREADS = 32 * WARPS;
-// Eight rows of a matrix fall into different banks.
-constexpr u32 PITCH = HEAD_BYTES + 16;
+// Eight rows of a matrix fall into different banks: the 16-byte chunks of every 128 bytes of a token
+// are in another order for each token of eight, or rows are longer than heads.
+constexpr bool SWIZZLED = HEAD_BYTES % 128 == 0;
+constexpr u32 PITCH = HEAD_BYTES + (SWIZZLED ? 0 : 16);
 constexpr u32 VALUES_AT = SUBTILE * PITCH;
 constexpr u32 SCALES_AT = 2 * SUBTILE * PITCH;
 constexpr u32 STAGE_BYTES = SCALES_AT + 8 * SCALE_WORDS * SUBTILE;
@@ -179,6 +181,22 @@ DEVICE u32 chunks_of_group(const Params& p) {
     return ceil_div(p.num_heads / p.num_kv_heads, HEADS);
 }
 
+// Where a token's chunk lies in a matrix of a stage.
+DEVICE u32 chunk_at(u32 token, u32 chunk) {
+    return token * PITCH + (SWIZZLED ? chunk ^ token % 8 : chunk) * 16;
+}
+
+// A lane's row of matrices: chunks `half`, 2 + `half`, 4 + `half` ... of a token.
+struct MatrixRow {
+    u32 address;
+
+    DEVICE MatrixRow(u32 matrix, u32 token, u32 half) : address(matrix + chunk_at(token, half)) {}
+
+    DEVICE u32 at(u32 pair) const {
+        return SWIZZLED ? (address ^ pair % 4 * 32) + pair / 4 * 128 : address + pair * 32;
+    }
+};
+
 // What a warp loads, well ahead of what it computes.
 struct Loader {
     Walk walk;
@@ -242,13 +260,14 @@ struct Loader {
     DEVICE void load_whole(const Params& p, u32 start, u32 stage) {
         u32 lane = lane_id();
         u64 strip = strip_at(block, p.num_kv_heads, kv_head), at = strip + lane * 16;
-        u32 to = stage + lane / CHUNKS * PITCH + lane % CHUNKS * 16;
+        u32 first = stage + chunk_at(lane / CHUNKS, lane % CHUNKS);
         at += head_at(start % BLOCK_SIZE);
 #pragma unroll
         for (u32 i = 0; i < COPIES; i++) {
-            copy16_or_zero(to + i * (32 / CHUNKS) * PITCH, p.keys + at + i * 512, true);
-            copy16_or_zero(to + i * (32 / CHUNKS) * PITCH + VALUES_AT, p.values + at + i * 512,
-                           true);
+            u32 token = i * (32 / CHUNKS);
+            u32 to = (SWIZZLED ? first ^ token % 8 * 16 : first) + token * PITCH;
+            copy16_or_zero(to, p.keys + at + i * 512, true);
+            copy16_or_zero(to + VALUES_AT, p.values + at + i * 512, true);
         }
 #if KV != KV_BF16
         constexpr u32 SCALE_CHUNKS = SCALE_WORDS * SUBTILE / 4;
@@ -274,7 +293,7 @@ struct Loader {
             u32 offset = (start + token) % BLOCK_SIZE;
             bool seen = turns.sees(start + token);
             u64 at = strip_at(seen ? id : 0, p.num_kv_heads, kv_head) + head_at(offset) + part * 16;
-            u32 to = stage + token * PITCH + part * 16;
+            u32 to = stage + chunk_at(token, part);
             copy16_or_zero(to, p.keys + at, seen);
             copy16_or_zero(to + VALUES_AT, p.values + at, seen);
         }
@@ -401,12 +420,12 @@ DEVICE void widen_group(u32 first, u32 second, const Factors (&by)[2], u32 (&a)[
 // first position's.
 DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, u32 scales, float (&s)[4]) {
     float even[4] = {}, odd[4] = {};
-    u32 row = keys + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
+    MatrixRow row(keys, lane_id() % 16, lane_id() / 16);
     scales += lane_id() / 4 * (4 * KV_GROUPS);
     u32 m[4], a[2][4]; // Both halves of the positions of a group, then of the next.
 #pragma unroll
     for (u32 g = 0; g < KV_GROUPS; g++) {
-        if (g % 2 == 0) load_matrices(row + g * 16, m);
+        if (g % 2 == 0) load_matrices(row.at(g / 2), m);
         u32 lower = load_shared_word(scales + 4 * g);
         u32 upper = load_shared_word(scales + 4 * g + 32 * KV_GROUPS);
         Factors by[2] = {Factors::of<true>(lower, lower), Factors::of<true>(upper, upper)};
@@ -421,12 +440,12 @@ DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, u32 scales, float (&s)[4])
 // Scores of 16 positions: lane / 4 (first two) and + 8 (last two), two heads each.
 DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, float (&s)[4]) {
     float even[4] = {}, odd[4] = {};
-    u32 row = keys + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
+    MatrixRow row(keys, lane_id() % 16, lane_id() / 16);
 #if KV == KV_BF16
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++) {
         u32 a[4];
-        load_matrices(row + k * 32, a);
+        load_matrices(row.at(k), a);
         // Two sums, so that products need not wait for each other.
         multiply_add(k % 2 == 0 ? even : odd, a, q[k][0], q[k][1]);
     }
@@ -435,7 +454,7 @@ DEVICE void score(const u32 (&q)[STEPS][2], u32 keys, float (&s)[4]) {
     for (u32 k = 0; k < STEPS; k += 2) {
         // Both halves of the positions of 16 dims, then of the next 16.
         u32 m[4], a[4], b[4];
-        load_matrices(row + k * 16, m);
+        load_matrices(row.at(k / 2), m);
         widen_to_f16(m[0], a[0], a[2]);
         widen_to_f16(m[1], a[1], a[3]);
         multiply_add_f16(even, a, q[k][0], q[k][1]);
@@ -489,11 +508,11 @@ DEVICE void add_values(Running& r, const float (&w)[4], u32 values) {
     u32 b0 = transpose_matrix(pack_bf16(w[0], w[1]));
     u32 b1 = transpose_matrix(pack_bf16(w[2], w[3]));
     u32 token = lane_id() % 8 + lane_id() / 16 * 8;
-    u32 row = values + token * PITCH + lane_id() / 8 % 2 * 16;
+    MatrixRow row(values, token, lane_id() / 8 % 2);
 #pragma unroll
     for (u32 d = 0; d < STEPS; d++) {
         u32 a[4];
-        load_matrices_transposed(row + d * 32, a);
+        load_matrices_transposed(row.at(d), a);
         multiply_add(r.acc[d], a, b0, b1);
     }
 }
@@ -503,12 +522,12 @@ template <bool F16>
 DEVICE void add_values(Running& r, const float (&w)[4], u32 values, u32 scales) {
     u32 b0 = transpose_matrix(F16 ? pack_f16(w[0], w[1]) : pack_bf16(w[0], w[1]));
     u32 b1 = transpose_matrix(F16 ? pack_f16(w[2], w[3]) : pack_bf16(w[2], w[3]));
-    u32 row = values + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
+    MatrixRow row(values, lane_id() % 16, lane_id() / 16);
     scales += lane_id() % 4 * (8 * KV_GROUPS);
     u32 m[4], a[2][4];
 #pragma unroll
     for (u32 g = 0; g < KV_GROUPS; g++) {
-        if (g % 2 == 0) load_matrices_transposed(row + g * 16, m);
+        if (g % 2 == 0) load_matrices_transposed(row.at(g / 2), m);
         Factors by[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
@@ -545,11 +564,11 @@ DEVICE void add_matrices(float (&acc)[4], u32 lower, u32 upper, u32 b0, u32 b1) 
 template <bool F16> DEVICE void add_values(Running& r, const float (&w)[4], u32 values) {
     u32 b0 = transpose_matrix(F16 ? pack_f16(w[0], w[1]) : pack_bf16(w[0], w[1]));
     u32 b1 = transpose_matrix(F16 ? pack_f16(w[2], w[3]) : pack_bf16(w[2], w[3]));
-    u32 row = values + (lane_id() % 16) * PITCH + lane_id() / 16 * 16;
+    MatrixRow row(values, lane_id() % 16, lane_id() / 16);
 #pragma unroll
     for (u32 d = 0; d < STEPS; d += 2) {
         u32 m[4];
-        load_matrices_transposed(row + d * 16, m);
+        load_matrices_transposed(row.at(d / 2), m);
         add_matrices<F16>(r.acc[d], m[0], m[1], b0, b1);
         add_matrices<F16>(r.acc[d + 1], m[2], m[3], b0, b1);
     }
@@ -1056,7 +1075,7 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
 
 KERNEL void BOUNDS decode_attention(const Params p) {
     let_next_begin();
-    extern __shared__ __align__(16) u8 memory[];
+    extern __shared__ __align__(128) u8 memory[];
     Meeting& meeting = *reinterpret_cast<Meeting*>(memory + WARPS * STAGES * STAGE_BYTES);
     u32 head_groups = p.num_kv_heads * chunks_of_group(p);
 

@@ -172,9 +172,11 @@ impl DecodeAttention {
     }
 
     const fn dynamic_smem(&self) -> u32 {
-        // Rows are 16 bytes longer than a head, so that eight of them fall into different banks.
+        // Rows are 16 bytes longer than a head, so that eight of them fall into different banks,
+        // where chunks of 16 bytes are not put in another order for that.
+        let padding = if self.cache.head_bytes().is_multiple_of(128) { 0 } else { 16 };
         let scales = 2 * self.subtile * self.cache.scale_bytes();
-        let stage = 2 * self.subtile * (self.cache.head_bytes() + 16) + scales;
+        let stage = 2 * self.subtile * (self.cache.head_bytes() + padding) + scales;
         let ring = self.warps * self.stages * stage;
         // Half of the warps leave their sums for the other half; every warp its softmax.
         let sums = self.warps / 2 * GROUP_HEADS * self.cache.head_dim * 4;
@@ -206,7 +208,7 @@ impl Kernel for DecodeAttention {
             .collect(),
             dynamic_smem: self.dynamic_smem(),
             params_bytes: size_of::<DecodeAttentionParams>(),
-            budget: Budget { registers: 248, static_smem: 64 },
+            budget: Budget { registers: 248, static_smem: 128 },
         }
     }
 
