@@ -622,15 +622,14 @@ DEVICE void add_subtile(Running& r, const u32 (&q)[STEPS][2], const Turns& turns
     }
 }
 
-// Shared memory behind the rings.
+// Shared memory behind the rings. Longer rows: neighbouring heads' dims fall into different banks.
 struct Meeting {
-    float sums[WARPS / 2][SUMS];    // [dim, head]
+    float sums[WARPS][HEADS][HEAD_DIM + 4];
     float softmax[WARPS][HEADS][2]; // Greatest score and denominator.
 };
 
-// Adds up all warps' sums. Afterwards `sums` of all halves added together are the block's, and
-// `softmax[0]` its greatest scores and denominators.
-template <bool ONLINE> DEVICE void meet(Running& r, Meeting& meeting) {
+// Every warp leaves its sums for all.
+DEVICE void meet(Running& r, Meeting& meeting) {
     u32 head = lane_id() % 4 * 2;
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
@@ -642,84 +641,93 @@ template <bool ONLINE> DEVICE void meet(Running& r, Meeting& meeting) {
             meeting.softmax[warp_id()][head + h][0] = r.max[h];
             meeting.softmax[warp_id()][head + h][1] = r.sum[h];
         }
-    }
-    __syncthreads();
-    float greatest[2], denominator[2];
+        float* to = meeting.sums[warp_id()][head + h];
 #pragma unroll
-    for (u32 h = 0; h < 2; h++) {
-        greatest[h] = r.max[h];
-        denominator[h] = 0.0f;
-        for (u32 w = 0; ONLINE && w < WARPS; w++) {
-            greatest[h] = fmaxf(greatest[h], meeting.softmax[w][head + h][0]);
-        }
-        for (u32 w = 0; w < WARPS; w++) {
-            float factor =
-                ONLINE ? relative(meeting.softmax[w][head + h][0], greatest[h]) : 1.0f;
-            denominator[h] += meeting.softmax[w][head + h][1] * factor;
-        }
-        if (ONLINE) r.scale(h, relative(r.max[h], greatest[h]));
-    }
-    // The lower half of the warps adds to what the upper half left.
-    float* own = meeting.sums[warp_id() % (WARPS / 2)] + head;
-    bool upper = warp_id() >= WARPS / 2;
-    for (u32 turn = 0; turn < 2; turn++) {
-        if (upper == (turn == 0)) {
-#pragma unroll
-            for (u32 d = 0; d < 2 * STEPS; d++) {
-                float2* to = reinterpret_cast<float2*>(own + dim_of(d / 2, d % 2) * HEADS);
-                float2 x = make_float2(r.acc[d / 2][d % 2 * 2], r.acc[d / 2][d % 2 * 2 + 1]);
-                if (SCALED && ONLINE) x.x /= F16_WEIGHTS, x.y /= F16_WEIGHTS;
-                if (!upper) {
-                    float2 other = *to;
-                    x.x += other.x, x.y += other.y;
-                }
-                *to = x;
+        for (u32 d = 0; d < STEPS; d++) {
+            float first = r.acc[d][h], second = r.acc[d][h + 2];
+            if (SCALED) {
+                *reinterpret_cast<float2*>(to + dim_of(d, 0)) = make_float2(first, second);
+            } else {
+                to[dim_of(d, 0)] = first;
+                to[dim_of(d, 1)] = second;
             }
         }
-        __syncthreads();
-    }
-    if (warp_id() == 0 && lane_id() < 4) {
-        for (u32 h = 0; h < 2; h++) {
-            meeting.softmax[0][head + h][0] = greatest[h];
-            meeting.softmax[0][head + h][1] = denominator[h];
-        }
     }
     __syncthreads();
 }
 
-DEVICE float met(const Meeting& meeting, u32 i) {
-    float sum = meeting.sums[0][i];
-#pragma unroll
-    for (u32 w = 1; w < WARPS / 2; w++) sum += meeting.sums[w][i];
-    return sum;
-}
+// What the warps left of a head, added up.
+template <bool ONLINE> struct Met {
+    const Meeting& meeting;
+    u32 head;
+    float greatest;
+    float denominator;
+    float factors[WARPS]; // What warps' sums count for.
 
-// Calls `value(dim, head)` twice for every pair of dims of every real head and writes the results.
-template <typename Value>
-DEVICE void write_out(const Params& p, const Piece& piece, Value value) {
+    DEVICE Met(const Meeting& meeting_, u32 head_) : meeting(meeting_), head(head_) {
+        greatest = meeting.softmax[0][head][0];
+        denominator = 0.0f;
+#pragma unroll
+        for (u32 w = 1; ONLINE && w < WARPS; w++) {
+            greatest = fmaxf(greatest, meeting.softmax[w][head][0]);
+        }
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) {
+            float factor = ONLINE ? relative(meeting.softmax[w][head][0], greatest) : 1.0f;
+            denominator += meeting.softmax[w][head][1] * factor;
+            factors[w] = SCALED && ONLINE ? factor / F16_WEIGHTS : factor;
+        }
+    }
+
+    // Sums become values.
+    DEVICE void divide() {
+        float inverse = 1.0f / denominator;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) factors[w] *= inverse;
+    }
+
+    // Of a dim and the next.
+    DEVICE float2 pair(u32 dim) const {
+        float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) {
+            float2 x = *reinterpret_cast<const float2*>(&meeting.sums[w][head][dim]);
+            sum.x += x.x * factors[w], sum.y += x.y * factors[w];
+        }
+        return sum;
+    }
+};
+
+// Writes what `of_head(head).pair(dim)` says of all dims of real heads.
+template <typename OfHead>
+DEVICE void write_out(const Params& p, const Piece& piece, OfHead of_head) {
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
     u32 first = piece.head_group % chunks * HEADS;
     u32 head = threadIdx.x % HEADS;
     if (first + head >= group) return;
+    auto values = of_head(head);
     u64 at = u64(p.row_starts[piece.row]) * p.num_heads + piece.head_group / chunks * group;
     u32* out = reinterpret_cast<u32*>(p.out + (at + first + head) * HEAD_DIM);
     for (u32 pair = threadIdx.x / HEADS; pair < HEAD_DIM / 2; pair += THREADS / HEADS) {
-        out[pair] = pack_bf16(value(2 * pair, head), value(2 * pair + 1, head));
+        float2 x = values.pair(2 * pair);
+        out[pair] = pack_bf16(x.x, x.y);
     }
 }
 
 #if SPLIT
 // As above, and leaves codes: a warp takes a head, a lane the dims whose codes are a word.
-template <typename Value>
-DEVICE void write_codes(const Params& p, const Piece& piece, Value value) {
+template <typename OfHead>
+DEVICE void write_codes(const Params& p, const Piece& piece, OfHead of_head) {
     u32 group = p.num_heads / p.num_kv_heads, chunks = ceil_div(group, HEADS);
     u32 first = piece.head_group % chunks * HEADS, token = p.row_starts[piece.row];
     u32 dim = lane_id() / 16 * FP8_GROUP + lane_id() % 4 * 16 + lane_id() / 4 % 4 * 2;
     for (u32 head = warp_id(); head < HEADS && first + head < group; head += WARPS) {
+        auto values = of_head(head);
         u32 pairs[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
-            pairs[i] = pack_bf16(value(dim + 8 * i, head), value(dim + 8 * i + 1, head));
+            float2 x = values.pair(dim + 8 * i);
+            pairs[i] = pack_bf16(x.x, x.y);
         }
         u32 of_all = piece.head_group / chunks * group + first + head;
         u32* out = reinterpret_cast<u32*>(p.out + (u64(token) * p.num_heads + of_all) * HEAD_DIM);
@@ -856,7 +864,7 @@ constexpr u32 PARTS_UNDER_WAY = WARPS == 8 ? 1 : UNDER_WAY;
 template <u32 UNROLL, typename Factor, typename Sums>
 DEVICE void add_pieces(float (&sums)[DIMS][HEADS], u32 count, Meeting& meeting, Factor factor,
                        Sums sums_of) {
-    float* factors = meeting.sums[0]; // [AT_ONCE, HEADS]
+    float* factors = &meeting.sums[0][0][0]; // [AT_ONCE, HEADS]
     for (u32 first = 0; first < count; first += AT_ONCE) {
         u32 own = first + threadIdx.x / HEADS;
         factors[threadIdx.x] = own < count ? factor(own) : 0.0f;
@@ -877,6 +885,17 @@ DEVICE void add_pieces(float (&sums)[DIMS][HEADS], u32 count, Meeting& meeting, 
         __syncthreads();
     }
 }
+
+#if SPLIT
+// A head's values of [HEAD_DIM, HEADS].
+struct Merged {
+    const float* values;
+
+    DEVICE float2 pair(u32 dim) const {
+        return make_float2(values[dim * HEADS], values[(dim + 1) * HEADS]);
+    }
+};
+#endif
 
 // Adds up all pieces of a row and head group; false, for all threads, if that is in vain.
 DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_cta,
@@ -912,7 +931,7 @@ DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_c
 #endif
 #if SPLIT
     if (p.split.codes != nullptr) {
-        float* all = meeting.sums[0]; // [HEAD_DIM, HEADS]; the factors are no longer needed.
+        float* all = &meeting.sums[0][0][0]; // [HEAD_DIM, HEADS]; the factors are not needed now.
 #pragma unroll
         for (u32 d = 0; d < DIMS; d++) {
             u32 dim = threadIdx.x + d * THREADS;
@@ -922,7 +941,7 @@ DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_c
             }
         }
         __syncthreads();
-        write_codes(p, piece, [&](u32 dim, u32 head) { return all[dim * HEADS + head]; });
+        write_codes(p, piece, [&](u32 head) { return Merged{all + head}; });
         return true;
     }
 #endif
@@ -946,19 +965,22 @@ DEVICE bool merge(const Params& p, const Piece& piece, u32 first_cta, u32 last_c
 // Writes a whole row and head group; false, for all threads, if that would be in vain.
 template <bool ONLINE>
 DEVICE bool finish(const Params& p, const Piece& piece, const Meeting& meeting) {
-    float denominator = meeting.softmax[0][threadIdx.x % HEADS][1];
-    bool is_bad = !ONLINE && is_unsafe(p, piece, threadIdx.x % HEADS, denominator);
-    if (!ONLINE && __syncthreads_or(is_bad)) return false;
-    auto value = [&](u32 dim, u32 head) {
-        return met(meeting, dim * HEADS + head) / meeting.softmax[0][head][1];
+    if (!ONLINE) {
+        Met<ONLINE> met(meeting, threadIdx.x % HEADS);
+        if (__syncthreads_or(is_unsafe(p, piece, met.head, met.denominator))) return false;
+    }
+    auto of_head = [&](u32 head) {
+        Met<ONLINE> met(meeting, head);
+        met.divide();
+        return met;
     };
 #if SPLIT
     if (p.split.codes != nullptr) {
-        write_codes(p, piece, value);
+        write_codes(p, piece, of_head);
         return true;
     }
 #endif
-    write_out(p, piece, value);
+    write_out(p, piece, of_head);
     return true;
 }
 
@@ -969,9 +991,16 @@ DEVICE bool leave(const Params& p, const Piece& piece, u32 head_groups, Meeting&
     u32 share = p.plan[0];
     u32 first_cta = piece.unit / share, last_cta = (piece.unit + piece.tiles - 1) / share;
     float* to = slot_of(p, blockIdx.x, first_cta);
-    for (u32 i = threadIdx.x; i < SUMS; i += THREADS) to[i] = met(meeting, i);
-    const float* softmax = &meeting.softmax[0][0][0];
-    if (threadIdx.x < 2 * HEADS) to[SUMS + threadIdx.x] = softmax[threadIdx.x];
+    Met<!UNIFIED> met(meeting, threadIdx.x % HEADS);
+    for (u32 dim = threadIdx.x / HEADS * 2; dim < HEAD_DIM; dim += THREADS / HEADS * 2) {
+        float2 sums = met.pair(dim);
+        to[dim * HEADS + met.head] = sums.x;
+        to[(dim + 1) * HEADS + met.head] = sums.y;
+    }
+    if (threadIdx.x < HEADS) {
+        to[SUMS + 2 * threadIdx.x] = met.greatest;
+        to[SUMS + 2 * threadIdx.x + 1] = met.denominator;
+    }
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -1024,6 +1053,11 @@ struct Ring {
     }
 };
 
+// The first piece's token: where its queries are is known before the kernel in front has ended.
+DEVICE u32 first_token(const Params& p, Walk walk, u32 head_groups) {
+    return walk.done() ? 0 : p.row_starts[walk.next(p, head_groups).row];
+}
+
 // A warp's turns of a piece, whose subtiles come out of the ring.
 template <bool ONLINE>
 DEVICE void add_piece(const Params& p, const Piece& piece, u32 head_groups, Ring& ring,
@@ -1054,7 +1088,7 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
     Running running;
     ring.begin(p, head_groups, Walk::over(p, piece));
     add_piece<true>(p, piece, head_groups, ring, running);
-    meet<true>(running, meeting);
+    meet(running, meeting);
     finish<true>(p, piece, meeting);
     __syncthreads(); // The meeting is over.
     if (threadIdx.x == 0) atomicAdd(p.recomputed, 1u);
@@ -1082,14 +1116,16 @@ KERNEL void BOUNDS decode_attention(const Params p) {
     Walk walk = Walk::begin(p);
     Ring ring;
     ring.memory = shared_address(memory) + warp_id() * STAGES * STAGE_BYTES;
+    u32 token = first_token(p, walk, head_groups);
     ring.begin(p, head_groups, walk);
+    asm volatile("" ::"r"(token)); // Near by from here on.
     clear_empty_rows(p);
 
     while (!walk.done()) {
         Piece piece = walk.next(p, head_groups);
         Running running;
         add_piece<!UNIFIED>(p, piece, head_groups, ring, running);
-        meet<!UNIFIED>(running, meeting);
+        meet(running, meeting);
         bool whole = piece.count == piece.tiles && !has_prefix(p, piece);
         bool good = whole ? finish<!UNIFIED>(p, piece, meeting)
                           : leave(p, piece, head_groups, meeting);

@@ -90,6 +90,10 @@ pub struct DecodeAttentionParams {
     pub scale: f32,
 }
 
+/// Warps of a block, blocks on a multiprocessor and most stages of a ring, the best first: two
+/// blocks, so that one loads while the other adds up; else what fits.
+const CHOICES: [(u32, u32, u32); 5] = [(6, 2, 3), (4, 2, 6), (2, 2, 6), (4, 1, 6), (2, 1, 6)];
+
 impl DecodeAttention {
     /// The specialisation that suits this GPU.
     ///
@@ -109,17 +113,14 @@ impl DecodeAttention {
             leaves_codes: false,
             behind_prefixes: false,
         };
-        // Two blocks on an SM, so that one loads while the other adds up; else what fits.
-        let fits = |shape: &Self, blocks: u32| {
-            let smem = shape.dynamic_smem();
-            smem <= gpu.smem_per_block && gpu.blocks_per_sm(smem) >= blocks
-        };
-        let choices = [(8, 2), (4, 2), (2, 2), (4, 1), (2, 1)];
         // More warps only where widening numbers keeps them busy.
-        let choices = if cache.numbers.has_scales() { &choices[..] } else { &choices[1..] };
-        let found = choices.iter().find_map(|(warps, blocks)| {
-            let stages = (2..=Self::MAX_STAGES).rev();
-            stages.map(|stages| shape(*warps, stages)).find(|shape| fits(shape, *blocks))
+        let choices = if cache.numbers.has_scales() { &CHOICES[..] } else { &CHOICES[1..] };
+        let found = choices.iter().find_map(|(warps, blocks, most_stages)| {
+            let mut shapes = (2..=*most_stages).rev().map(|stages| shape(*warps, stages));
+            shapes.find(|shape| {
+                let smem = shape.dynamic_smem();
+                smem <= gpu.smem_per_block && gpu.blocks_per_sm(smem) >= *blocks
+            })
         });
         let mut found = found.ok_or_else(|| KernelError::Unsupported {
             kernel: NAME,
@@ -129,8 +130,6 @@ impl DecodeAttention {
         found.num_ctas = gpu.num_sms * resident;
         Ok(found)
     }
-
-    const MAX_STAGES: u32 = 6;
 
     /// The same, but that it can leave its output as codes, as [`Fp8Split`] makes them; `None` if
     /// the dims of a head are not what shares a scale, or registers are too few.
@@ -178,9 +177,8 @@ impl DecodeAttention {
         let scales = 2 * self.subtile * self.cache.scale_bytes();
         let stage = 2 * self.subtile * (self.cache.head_bytes() + padding) + scales;
         let ring = self.warps * self.stages * stage;
-        // Half of the warps leave their sums for the other half; every warp its softmax.
-        let sums = self.warps / 2 * GROUP_HEADS * self.cache.head_dim * 4;
-        ring + sums + self.warps * GROUP_HEADS * 2 * 4
+        // Every warp leaves its sums and its softmax; rows of sums are four longer than a head.
+        ring + self.warps * GROUP_HEADS * (self.cache.head_dim + 4 + 2) * 4
     }
 }
 
@@ -243,7 +241,7 @@ mod tests {
         assert_eq!((kernel.warps, kernel.stages, kernel.num_ctas), (4, 3, 264));
         let kernel = DecodeAttention::new(&Gpu::H200, cache(KvNumbers::Fp8, 128), Softmax::Online);
         let kernel = kernel.unwrap();
-        assert_eq!((kernel.warps, kernel.stages, kernel.num_ctas), (8, 2, 264));
+        assert_eq!((kernel.warps, kernel.stages, kernel.num_ctas), (6, 3, 264));
     }
 
     #[test]
