@@ -117,7 +117,7 @@ pub(crate) fn resolve_gpu_use(args: &EngineArgs) -> GpuUse {
                 Some(SoftmaxChoice::Online) | None => Softmax::Online,
             },
             batch_invariant: args.batch_invariant,
-            cascade: args.cascade_attention == Some(CascadeChoice::Auto),
+            cascade: args.cascade_attention != Some(CascadeChoice::Off),
         },
         keeps_fastest: true,
     }

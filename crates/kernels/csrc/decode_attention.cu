@@ -1101,7 +1101,8 @@ DEVICE void recompute(const Params& p, Piece piece, u32 head_groups, Meeting& me
 // Left to itself the compiler spills here to keep registers for a block more.
 #if HEAD_DIM == 64
 #define BOUNDS __launch_bounds__(THREADS, 512 / THREADS)
-#elif __CUDA_ARCH__ < 900 || (KV == KV_INT4 && (UNIFIED || CASCADE) && HEAD_DIM <= 128)
+#elif __CUDA_ARCH__ < 900 || (KV == KV_INT4 && (UNIFIED || CASCADE) && HEAD_DIM <= 128) ||        \
+    (KV != KV_BF16 && HEAD_DIM == 96)
 #define BOUNDS __launch_bounds__(THREADS, 2)
 #else
 #define BOUNDS __launch_bounds__(THREADS)

@@ -69,7 +69,7 @@ pub(crate) struct EngineArgs {
     pub(crate) softmax: Option<SoftmaxChoice>,
 
     /// On GPUs, whether decode attention reads a prefix that many rows share once for all of them:
-    /// auto does where that saves enough; never with --batch-invariant [default: off]
+    /// auto does where that saves enough; never with --batch-invariant [default: auto]
     #[arg(long, value_enum)]
     pub(crate) cascade_attention: Option<CascadeChoice>,
 
