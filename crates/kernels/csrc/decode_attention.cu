@@ -56,7 +56,7 @@ constexpr bool EVEN_COPIES = SUBTILE * CHUNKS % 32 == 0 && 32 % CHUNKS == 0;
 constexpr u32 STEPS = HEAD_DIM / 16;
 constexpr u32 SUMS = HEAD_DIM * HEADS;
 constexpr bool ONE_BLOCK = BLOCK_SIZE % SUBTILE == 0;
-static_assert(HEAD_DIM % (SCALED ? 32 : 16) == 0 && WARPS % 2 == 0, "shapes");
+static_assert(HEAD_DIM % (SCALED ? 32 : 16) == 0, "shapes");
 static_assert(!SPLIT || HEAD_DIM == SPLIT_COLS, "a warp has what shares a scale");
 static_assert(!CASCADE || (!UNIFIED && !SPLIT), "parts are relative to their greatest scores");
 static_assert(TILE_LEN % SUBTILE == 0 && (SUBTILE == 16 || SUBTILE == 32), "shapes");
