@@ -12,7 +12,7 @@ use inflight_kernels::ops::{
 
 use super::{
     Descriptors, Gemm, Method, Problem,
-    descriptor::{Preference, ProductDescriptor},
+    descriptor::{Layouts, Preference, ProductDescriptor},
     problem::WeightKind,
 };
 use crate::{
@@ -52,6 +52,9 @@ impl Gemm {
         match method {
             Method::Library(algorithm) => {
                 self.takes(&descriptors.bf16, (problem, Element::Bf16), &algorithm)
+            }
+            Method::InParts { algorithm, num_parts } => {
+                self.takes_in_parts(descriptors, problem, (&algorithm, num_parts))
             }
             Method::Expanded(_) => Ok(false),
             Method::Gemv => Ok(problem.num_rows <= Gemv::MAX_ROWS as usize),
@@ -130,6 +133,17 @@ impl Gemm {
         algorithm: &lt::cublasLtMatmulAlgo_t,
     ) -> Result<bool, BackendError> {
         let layouts = problem.layouts(operands)?;
+        Ok(self.takes_layouts(descriptor, &layouts, algorithm, WORKSPACE_BYTES))
+    }
+
+    /// As above, of operands that lie as `layouts` say.
+    pub(super) fn takes_layouts(
+        &self,
+        descriptor: &ProductDescriptor,
+        layouts: &Layouts,
+        algorithm: &lt::cublasLtMatmulAlgo_t,
+        workspace_bytes: usize,
+    ) -> bool {
         let mut result = std::mem::MaybeUninit::<lt::cublasLtMatmulHeuristicResult_t>::zeroed();
         // SAFETY: all descriptors live; `result` is a valid place for the result.
         let status = unsafe {
@@ -147,7 +161,7 @@ impl Gemm {
         // SAFETY: zeroed, and of plain numbers: every field is initialised.
         let result = unsafe { result.assume_init() };
         let ok = status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
-        Ok(ok && result.workspaceSize <= WORKSPACE_BYTES)
+        ok && result.workspaceSize <= workspace_bytes
     }
 
     /// cuBLASLt's proposals for `problem`, the one it thinks best first; at least one.
@@ -169,8 +183,17 @@ impl Gemm {
         descriptor: &ProductDescriptor,
         (problem, operands): (Problem, Element),
     ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, BackendError> {
-        let preference = Preference::new()?;
-        let layouts = problem.layouts(operands)?;
+        self.proposals_for(descriptor, &problem.layouts(operands)?, WORKSPACE_BYTES)
+    }
+
+    /// As above, for operands that lie as `layouts` say.
+    pub(super) fn proposals_for(
+        &self,
+        descriptor: &ProductDescriptor,
+        layouts: &Layouts,
+        workspace_bytes: usize,
+    ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, BackendError> {
+        let preference = Preference::new(workspace_bytes)?;
         // SAFETY: plain numbers, for which zeros are values.
         let mut found: [lt::cublasLtMatmulHeuristicResult_t; MAX_PROPOSALS] =
             unsafe { std::mem::zeroed() };
@@ -197,7 +220,7 @@ impl Gemm {
         let num_found = usize::try_from(num_found).unwrap_or(0);
         let works = |result: &&lt::cublasLtMatmulHeuristicResult_t| {
             result.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS
-                && result.workspaceSize <= WORKSPACE_BYTES
+                && result.workspaceSize <= workspace_bytes
         };
         Ok(found[..num_found].iter().filter(works).map(|result| result.algo).collect())
     }

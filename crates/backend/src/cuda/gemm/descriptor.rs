@@ -7,7 +7,7 @@ use inflight_kernels::ops::fp8_quantize::fp8_row_bytes;
 
 use crate::{
     BackendError,
-    cuda::{check::check_blas, memory::Element, stream::WORKSPACE_BYTES},
+    cuda::{check::check_blas, memory::Element},
 };
 
 /// `CUBLAS_OP_T` of cuBLAS, whose types cuBLASLt's binding lacks.
@@ -127,21 +127,69 @@ impl Layouts {
             out: Layout::new(out, n, num_rows)?,
         })
     }
+
+    /// Of such a product of bf16 in so many parts, each over a stretch of k: a batch of products.
+    /// `out` is `[num_parts, num_rows, n]`, f32.
+    pub(super) fn in_parts(
+        (num_rows, n, k): (usize, usize, usize),
+        num_parts: usize,
+    ) -> Result<Self, BackendError> {
+        let len = k / num_parts;
+        let of_rows = |rows| Layout::strided(Element::Bf16, (len, rows), k)?.batch(num_parts, len);
+        let out = Layout::new(Element::F32, n, num_rows)?;
+        Ok(Self {
+            weight: of_rows(n)?,
+            x: of_rows(num_rows)?,
+            out: out.batch(num_parts, n * num_rows)?,
+        })
+    }
 }
 
-/// A column-major matrix without gaps.
+/// A column-major matrix, or a batch of them.
 pub(super) struct Layout(lt::cublasLtMatrixLayout_t);
 
 impl Layout {
+    /// A matrix without gaps.
     fn new(element: Element, rows: usize, cols: usize) -> Result<Self, BackendError> {
+        Self::strided(element, (rows, cols), rows)
+    }
+
+    /// A matrix whose columns begin `stride` elements apart.
+    fn strided(
+        element: Element,
+        (rows, cols): (usize, usize),
+        stride: usize,
+    ) -> Result<Self, BackendError> {
         let element = data_type(element);
-        let (rows, cols, stride) = (rows as u64, cols as u64, rows as i64);
+        let (rows, cols, stride) = (rows as u64, cols as u64, stride as i64);
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a valid place for the result; destroyed in `drop`.
         let status =
             unsafe { lt::cublasLtMatrixLayoutCreate(&raw mut raw, element, rows, cols, stride) };
         check_blas("cublasLtMatrixLayoutCreate", status)?;
         Ok(Self(raw))
+    }
+
+    /// So many of these, that begin `offset` elements apart.
+    fn batch(self, count: usize, offset: usize) -> Result<Self, BackendError> {
+        use lt::cublasLtMatrixLayoutAttribute_t as Attribute;
+        let (count, offset) = (count as i32, offset as i64);
+        self.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count)?;
+        self.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset)?;
+        Ok(self)
+    }
+
+    fn set<T>(
+        &self,
+        attribute: lt::cublasLtMatrixLayoutAttribute_t,
+        value: &T,
+    ) -> Result<(), BackendError> {
+        let value: *const T = value;
+        // SAFETY: the layout lives; `value` is of the size given and is copied.
+        let status = unsafe {
+            lt::cublasLtMatrixLayoutSetAttribute(self.0, attribute, value.cast(), size_of::<T>())
+        };
+        check_blas("cublasLtMatrixLayoutSetAttribute", status)
     }
 
     pub(super) fn raw(&self) -> lt::cublasLtMatrixLayout_t {
@@ -156,18 +204,18 @@ impl Drop for Layout {
     }
 }
 
-/// What algorithms may do: use the workspace, and add up partial sums in f32 there, in order.
+/// What algorithms may do: use a workspace, and add up partial sums in f32 there, in order.
 pub(super) struct Preference(lt::cublasLtMatmulPreference_t);
 
 impl Preference {
-    pub(super) fn new() -> Result<Self, BackendError> {
+    pub(super) fn new(workspace_bytes: usize) -> Result<Self, BackendError> {
         use lt::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a valid place for the result; destroyed in `drop`.
         let status = unsafe { lt::cublasLtMatmulPreferenceCreate(&raw mut raw) };
         check_blas("cublasLtMatmulPreferenceCreate", status)?;
         let preference = Self(raw);
-        let workspace = WORKSPACE_BYTES as u64;
+        let workspace = workspace_bytes as u64;
         let schemes = lt::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         let (size, value) = (size_of::<u64>(), (&raw const workspace).cast());
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, value, size)?;

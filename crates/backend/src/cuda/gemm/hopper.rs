@@ -164,6 +164,17 @@ impl HopperGemms {
     ) -> Result<(), BackendError> {
         let parts = stream.workspace()?.address();
         let num_parts = self.multiply(product, HopperOp::Parts, parts, stream)?;
+        self.add_parts(product, (parts, num_parts), norm, stream)
+    }
+
+    /// Adds the parts of `product`, which was enqueued, to its output, and norms that if asked for.
+    pub(super) fn add_parts(
+        &self,
+        product: &Product,
+        (parts, num_parts): (u64, u32),
+        norm: Option<Norm>,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
         let Product { num_rows, n, .. } = *product;
         let splits = norm.is_some() && leaves_codes(product);
         let split = if splits {
@@ -301,7 +312,8 @@ impl HopperGemms {
         self.sum_parts.get((), || self.loader.load(SumParts))
     }
 
-    fn add_norm(&self, split: bool) -> Result<Arc<Loaded<AddNorm>>, BackendError> {
+    /// What adds parts up, loaded.
+    pub(super) fn add_norm(&self, split: bool) -> Result<Arc<Loaded<AddNorm>>, BackendError> {
         let kernel = AddNorm { split };
         self.add_norm.get(kernel, || self.loader.load(kernel))
     }

@@ -10,7 +10,7 @@
 //! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold
 //! L2 and with the [`neighbours`] that products have in the loop. [`store`]: the choices of earlier
 //! runs. [`table`]: all that for people. [`hopper`]: products that do what comes next too.
-//! [`library`]: cuBLASLt alone, to compare with.
+//! [`library`]: cuBLASLt alone, to compare with. [`parts`]: its sums in parts, for a norm.
 
 mod candidates;
 mod descriptor;
@@ -18,6 +18,7 @@ mod fp8;
 mod hopper;
 mod library;
 mod neighbours;
+mod parts;
 mod problem;
 mod store;
 mod table;
@@ -116,6 +117,8 @@ struct Descriptors {
 enum Method {
     /// cuBLASLt, by one of its algorithms; where weights are in fp8, with x rounded to it too.
     Library(lt::cublasLtMatmulAlgo_t),
+    /// cuBLASLt, whose sums are left in parts, which the norm behind adds up.
+    InParts { algorithm: lt::cublasLtMatmulAlgo_t, num_parts: usize },
     /// cuBLASLt, after weights in fp8 have been expanded to bf16.
     Expanded(lt::cublasLtMatmulAlgo_t),
     /// Our kernel for very few rows.
@@ -124,6 +127,13 @@ enum Method {
     Flat(Ring),
     /// Our kernels for few rows on Hopper, which do what comes next as well.
     Hopper,
+}
+
+impl Method {
+    /// Whether what comes next is done as well.
+    fn does_next(self) -> bool {
+        matches!(self, Self::Hopper | Self::InParts { .. })
+    }
 }
 
 /// A bias, `[n]`.
@@ -193,6 +203,18 @@ struct Operands {
     element: Element,
     weight: sys::CUdeviceptr,
     x: sys::CUdeviceptr,
+}
+
+/// Where what cuBLASLt is called for lies.
+#[derive(Clone, Copy)]
+struct LibraryCall {
+    weight: sys::CUdeviceptr,
+    x: sys::CUdeviceptr,
+    out: sys::CUdeviceptr,
+    /// What the output counts for that is there already.
+    beta: f32,
+    /// Address and bytes.
+    workspace: (sys::CUdeviceptr, usize),
 }
 
 impl WeakMatrix {
@@ -314,6 +336,7 @@ impl Gemm {
         match (product.weight, method) {
             (MatrixPlace::Fp8 { .. }, _) => self.load_fp8(method, product, stream),
             (MatrixPlace::Bf16(_), Method::Library(_) | Method::Expanded(_)) => Ok(()),
+            (MatrixPlace::Bf16(_), Method::InParts { .. }) => self.hopper.add_norm(false).map(drop),
             (MatrixPlace::Bf16(_), Method::Gemv) => self.gemv(product).map(drop),
             (MatrixPlace::Bf16(_), Method::Flat(ring)) => self.flat(product, ring).map(drop),
             (MatrixPlace::Bf16(_), Method::Hopper) => self.hopper.load(product, stream),
@@ -331,7 +354,7 @@ impl Gemm {
         let plan = state.plans.get(&Problem::of(product));
         let plan = plan.ok_or_else(|| lost("matmul", "a product was not prepared"))?;
         self.launch(plan, product, stream)?;
-        Ok(plan.method == Method::Hopper)
+        Ok(plan.method.does_next())
     }
 
     /// Where the parts of an enqueued product are, which is followed by [`Next::Rope`].
@@ -357,6 +380,11 @@ impl Gemm {
                 let operands = Operands { element: Element::Bf16, weight, x: product.x };
                 let descriptor = &plan.descriptors.bf16;
                 self.launch_library(descriptor, algorithm, (product, operands), stream)
+            }
+            Method::InParts { algorithm, num_parts } => {
+                let descriptor = &plan.descriptors.bf16;
+                let how = (algorithm, *num_parts);
+                self.launch_in_parts(descriptor, how, (product, weight), stream)
             }
             Method::Gemv => self.gemv(product)?.launch(&gemv_params(product, weight), stream),
             Method::Flat(ring) => {
@@ -395,15 +423,30 @@ impl Gemm {
         (product, operands): (&Product, Operands),
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        stream.set_left(None);
         if let Some(bias) = product.bias {
             descriptor.set_bias(bias.like_out)?;
         }
-        let Product { num_rows, n, k, out_element, .. } = *product;
-        let layouts = Layouts::new((num_rows, n, k), operands.element, out_element)?;
+        let Product { num_rows, n, k, out, out_element, .. } = *product;
+        let Operands { element, weight, x } = operands;
+        let layouts = Layouts::new((num_rows, n, k), element, out_element)?;
         let workspace = stream.workspace()?;
-        let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
-        let (weight, x) = (operands.weight as *const _, operands.x as *const _);
+        let workspace = (workspace.address(), workspace.bytes());
+        let beta = if product.accumulate { 1.0 } else { 0.0 };
+        let call = LibraryCall { weight, x, out, beta, workspace };
+        self.call_library(descriptor, &layouts, algorithm, call, stream)
+    }
+
+    /// Enqueues what `descriptor` and `layouts` say, of buffers that are as large as these say.
+    fn call_library(
+        &self,
+        descriptor: &ProductDescriptor,
+        layouts: &Layouts,
+        algorithm: &lt::cublasLtMatmulAlgo_t,
+        call: LibraryCall,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        stream.set_left(None);
+        let (alpha, LibraryCall { weight, x, out, beta, workspace }) = (1f32, call);
         // SAFETY: descriptor and layouts describe buffers whose sizes the caller has checked, which
         // live until the stream has used them; the workspace belongs to the stream.
         let status = unsafe {
@@ -411,18 +454,18 @@ impl Gemm {
                 self.handle,
                 descriptor.raw(),
                 (&raw const alpha).cast(),
-                weight,
+                weight as *const _,
                 layouts.weight.raw(),
-                x,
+                x as *const _,
                 layouts.x.raw(),
                 (&raw const beta).cast(),
-                product.out as *const _,
+                out as *const _,
                 layouts.out.raw(),
-                product.out as *mut _,
+                out as *mut _,
                 layouts.out.raw(),
                 algorithm,
-                workspace.address() as *mut _,
-                workspace.bytes(),
+                workspace.0 as *mut _,
+                workspace.1,
                 stream.raw().cast(),
             )
         };
@@ -443,7 +486,7 @@ impl Gemm {
             return Ok(Plan { descriptors, method });
         }
         let candidates = if problem.next != NextKind::Nothing {
-            self.candidates_with_next(state, problem, stream)?
+            self.candidates_with_next(state, &descriptors, problem, stream)?
         } else if problem.neighbours() == [problem; 2] {
             self.candidates(&descriptors, problem)?
         } else {
@@ -464,6 +507,7 @@ impl Gemm {
     fn candidates_with_next(
         &self,
         state: &mut State,
+        descriptors: &Descriptors,
         problem: Problem,
         stream: &CudaStream,
     ) -> Result<Vec<Method>, BackendError> {
@@ -472,7 +516,10 @@ impl Gemm {
             return Ok(vec![Method::Hopper]);
         }
         let alone = self.planned(state, problem.alone(), stream)?;
-        Ok(if takes { vec![alone, Method::Hopper] } else { vec![alone] })
+        let mut methods = vec![alone];
+        methods.extend(takes.then_some(Method::Hopper));
+        methods.extend(self.candidates_in_parts(descriptors, problem)?);
+        Ok(methods)
     }
 
     /// What could compute a problem between two powers of two: what computes those, and what

@@ -19,7 +19,7 @@ use crate::cuda::device::DeviceInfo;
 
 /// Counts what changed the speed of our own kernels or how candidates are timed: earlier choices do
 /// not hold then.
-const REVISION: u32 = 5;
+const REVISION: u32 = 6;
 /// How a line names our own kernels.
 const OURS: [(&str, Method); 4] = [
     ("gemv", Method::Gemv),
@@ -29,6 +29,8 @@ const OURS: [(&str, Method); 4] = [
 ];
 /// What comes before the algorithm of a product with expanded weights.
 const EXPANDED: &str = "expanded ";
+/// What comes before the number of parts and the algorithm of a product in parts.
+const IN_PARTS: &str = "parts ";
 /// Words of an algorithm.
 const WORDS: usize = 8;
 
@@ -83,13 +85,19 @@ impl MethodStore {
 }
 
 fn text(method: Method) -> String {
-    if let Method::Library(algorithm) | Method::Expanded(algorithm) = method {
-        let words: Vec<String> = algorithm.data.iter().map(|word| format!("{word:x}")).collect();
-        let expanded = matches!(method, Method::Expanded(_));
-        return format!("{}{}", if expanded { EXPANDED } else { "" }, words.join(" "));
+    let words =
+        |algorithm: cublasLtMatmulAlgo_t| algorithm.data.map(|word| format!("{word:x}")).join(" ");
+    match method {
+        Method::Library(algorithm) => words(algorithm),
+        Method::Expanded(algorithm) => format!("{EXPANDED}{}", words(algorithm)),
+        Method::InParts { algorithm, num_parts } => {
+            format!("{IN_PARTS}{num_parts} {}", words(algorithm))
+        }
+        Method::Gemv | Method::Flat(_) | Method::Hopper => {
+            let ours = OURS.iter().find(|(_, ours)| *ours == method);
+            ours.map(|(name, _)| (*name).to_owned()).expect("every kernel of ours has a name")
+        }
     }
-    let ours = OURS.iter().find(|(_, ours)| *ours == method);
-    ours.map(|(name, _)| (*name).to_owned()).expect("every kernel of ours has a name")
 }
 
 /// A line's problem and method, if it is whole.
@@ -98,18 +106,24 @@ fn parse(line: &str) -> Option<(String, Method)> {
     if let Some((_, ours)) = OURS.iter().find(|(name, _)| *name == method) {
         return Some((problem.to_owned(), *ours));
     }
-    let words = method.strip_prefix(EXPANDED);
-    let mut fields = words.unwrap_or(method).split(' ');
+    let method = if let Some(words) = method.strip_prefix(EXPANDED) {
+        Method::Expanded(algorithm(words)?)
+    } else if let Some(words) = method.strip_prefix(IN_PARTS) {
+        let (num_parts, words) = words.split_once(' ')?;
+        Method::InParts { algorithm: algorithm(words)?, num_parts: num_parts.parse().ok()? }
+    } else {
+        Method::Library(algorithm(method)?)
+    };
+    Some((problem.to_owned(), method))
+}
+
+fn algorithm(words: &str) -> Option<cublasLtMatmulAlgo_t> {
+    let mut fields = words.split(' ');
     let mut data = [0; WORDS];
     for word in &mut data {
         *word = u64::from_str_radix(fields.next()?, 16).ok()?;
     }
-    let algorithm = cublasLtMatmulAlgo_t { data };
-    let method = match words {
-        Some(_) => Method::Expanded(algorithm),
-        None => Method::Library(algorithm),
-    };
-    fields.next().is_none().then_some((problem.to_owned(), method))
+    fields.next().is_none().then_some(cublasLtMatmulAlgo_t { data })
 }
 
 #[cfg(test)]
@@ -157,16 +171,18 @@ mod tests {
         store.put(problem(1), Method::Gemv);
         store.put(problem(32), Method::Flat(Ring::Half));
         store.put(fp8, Method::Expanded(words));
+        store.put(problem(256), Method::InParts { algorithm: words, num_parts: 4 });
         let path = folder.join(format!("gemm-NVIDIA-H200-13000-130100-{REVISION}.txt"));
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(
             text,
             "8x6144x4096+bias 1 2 3 ffffffffffffffff 5 6 7 8\n1x6144x4096+bias gemv\n\
              32x6144x4096+bias flat-half\n\
-             64x6144x4096+bias+fp8blocks expanded 1 2 3 ffffffffffffffff 5 6 7 8\n"
+             64x6144x4096+bias+fp8blocks expanded 1 2 3 ffffffffffffffff 5 6 7 8\n\
+             256x6144x4096+bias parts 4 1 2 3 ffffffffffffffff 5 6 7 8\n"
         );
-        fs::write(&path, format!("{text}16x6144x4096+bias 1 2 zz\n\n9 1 2 3 4 5 6 7 8 9\n"))
-            .unwrap();
+        let damaged = "16x6144x4096+bias 1 2 zz\n\n16x6144x4096+bias parts x 1\n9 1 2 3 4 5 6 7 8 9\n";
+        fs::write(&path, format!("{text}{damaged}")).unwrap();
         assert_eq!(open("NVIDIA H200").get(&problem(8)), Some(algorithm));
         assert_eq!(open("NVIDIA H200").get(&problem(1)), Some(Method::Gemv));
         assert_eq!(open("NVIDIA H200").get(&problem(32)), Some(Method::Flat(Ring::Half)));
@@ -175,6 +191,8 @@ mod tests {
         without_file.put(problem(16), Method::Gemv);
         assert_eq!(without_file.get(&problem(8)), Some(algorithm));
         assert_eq!(without_file.get(&problem(16)), Some(Method::Gemv));
+        let in_parts = Method::InParts { algorithm: words, num_parts: 4 };
+        assert_eq!(open("NVIDIA H200").get(&problem(256)), Some(in_parts));
         assert_eq!(open("NVIDIA H200").get(&problem(16)), None);
         assert_eq!(open("NVIDIA H100").get(&problem(8)), None);
         fs::remove_dir_all(folder).unwrap();

@@ -108,6 +108,7 @@ impl std::fmt::Display for Method {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Library(_) => "cuBLASLt",
+            Self::InParts { .. } => "cuBLASLt, in parts",
             Self::Expanded(_) => "cuBLASLt, expanded",
             Self::Gemv => "gemv",
             Self::Flat(super::Ring::Whole) => "flat, whole ring",

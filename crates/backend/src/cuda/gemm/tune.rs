@@ -319,7 +319,7 @@ impl<'a> Trial<'a> {
             Next::Rope => {
                 beside.silu((product.out, num_rows, n / 2), self.next_out.address(), stream)
             }
-            _ if plan.method == Method::Hopper => Ok(()),
+            _ if plan.method.does_next() => Ok(()),
             Next::Nothing => Ok(()),
             Next::Silu { out } => beside.silu((product.out, num_rows, n / 2), out, stream),
             Next::Norm(norm) => beside.norm((product.out, num_rows, n), norm, stream),
