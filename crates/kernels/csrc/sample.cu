@@ -15,6 +15,7 @@
 // NaN counts as minus infinity. Meaning and order of the steps: the CPU backend's
 // `cpu/kernels/sampling`, which is what this is checked against.
 #include "common.cuh"
+#include "logits.cuh"
 
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 SAMPLING_WORDS = 20;
@@ -42,10 +43,11 @@ struct Params {
     const u32* bias_values;
     const u32* late;
     u32* outputs;
+    const u64* greatest; // [num_sampled, num_parts], by greatest_logits.cu
     u32 num_sampled;
     u32 max_rows;
     u32 vocab_size;
-    u32 reserved;
+    u32 num_parts; // 0: there are none.
 };
 
 // How one row's token is drawn; the words of the backend's `SamplingRow`. Read when needed, since
@@ -152,36 +154,6 @@ DEVICE u64 block_prefix_sum(u64 x, u64& total) {
 
 // ---- logits ----
 
-DEVICE u64 key_of(float x, u32 id) {
-    u32 bits = __float_as_uint(x + 0.0f); // Zeros are equal whatever their sign.
-    u32 ordered = bits >> 31 == 0 ? bits | 1u << 31 : ~bits;
-    return x == x ? u64(ordered) << 32 | ~id : 0;
-}
-
-DEVICE u32 id_of(u64 key) { return ~u32(key); }
-
-DEVICE float logit_of(u64 key) {
-    u32 ordered = key >> 32;
-    return __uint_as_float(ordered >> 31 == 1 ? ordered & ~(1u << 31) : ~ordered);
-}
-
-DEVICE float not_a_number() { return __uint_as_float(0x7fc00000u); }
-
-DEVICE float4 nothing4() {
-    float nan = not_a_number();
-    return make_float4(nan, nan, nan, nan);
-}
-
-DEVICE float4 read4(const float* row, u32 i, u32 n) {
-    if (n % 4 == 0) return *reinterpret_cast<const float4*>(row + i);
-    float4 x;
-    x.x = row[i];
-    x.y = i + 1 < n ? row[i + 1] : not_a_number();
-    x.z = i + 2 < n ? row[i + 2] : not_a_number();
-    x.w = i + 3 < n ? row[i + 3] : not_a_number();
-    return x;
-}
-
 // Calls `each(i, x)` with all logits, four at a time, the next four on their way meanwhile.
 // Places past the row's end hold NaN.
 template <typename Each> DEVICE void scan(const float* row, u32 n, Each each) {
@@ -197,34 +169,9 @@ template <typename Each> DEVICE void scan(const float* row, u32 n, Each each) {
     }
 }
 
-// Key of the greatest logit; 0 if all are NaN. This is all that a greedy row needs, so many reads
-// are under way at once: a block alone must fetch a row as fast as it can.
+// Key of the greatest logit; 0 if all are NaN.
 __device__ __noinline__ u64 greatest_key(const float* row, u32 n) {
-    constexpr u32 AT_ONCE = 6, STRIDE = 4 * THREADS;
-    float best = -INFINITE;
-    u32 id = NONE;
-#pragma unroll 1
-    for (u32 first = threadIdx.x * 4; first < n; first += AT_ONCE * STRIDE) {
-        float4 vectors[AT_ONCE];
-#pragma unroll
-        for (u32 k = 0; k < AT_ONCE; k++) {
-            u32 i = first + k * STRIDE;
-            vectors[k] = i < n ? read4(row, i, n) : nothing4();
-        }
-#pragma unroll
-        for (u32 k = 0; k < AT_ONCE; k++) {
-            float x[4] = {vectors[k].x, vectors[k].y, vectors[k].z, vectors[k].w};
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                // A thread meets its tokens in order of ids.
-                if (x[j] > best || (id == NONE && x[j] == best)) {
-                    best = x[j];
-                    id = first + k * STRIDE + j;
-                }
-            }
-        }
-    }
-    return block_max(id == NONE ? 0 : key_of(best, id));
+    return block_max(greatest_of_share<6>(row, 0, n, n));
 }
 
 // ---- weights ----
@@ -700,10 +647,17 @@ __device__ __noinline__ void adjust(const Params& p, Options o, const float* row
 
 DEVICE float clamp_min_p(float x) { return x > 0.0f ? fminf(x, 1.0f) : 0.0f; }
 
-// `own`: the row again, if it is this row's own to change.
-DEVICE u32 choose(const Params& p, Options o, const float* row, float* own) {
+// Key of the greatest of the model's own logits.
+DEVICE u64 greatest_of_model(const Params& p, const float* row) {
+    if (p.num_parts == 0) return greatest_key(row, p.vocab_size);
+    const u64* parts = p.greatest + blockIdx.x * p.num_parts;
+    return block_max(threadIdx.x < p.num_parts ? parts[threadIdx.x] : 0);
+}
+
+// `greatest`: the key of the row's greatest. `own`: the row again, if it is this row's own to
+// change.
+DEVICE u32 choose(const Params& p, Options o, const float* row, u64 greatest, float* own) {
     u32 n = p.vocab_size;
-    u64 greatest = greatest_key(row, n);
     if (greatest == 0) return 0;
     float max = logit_of(greatest), scale = 1.0f / o.temperature();
     // Not a number, negative or so small that its reciprocal overflows: greedy as well.
@@ -770,7 +724,7 @@ struct Outputs {
 DEVICE void report(const Params& p, Options o, const float* row, u32 token,
                    const Outputs& out) {
     u32 n = p.vocab_size, num_top = min(o.top_logprobs(), MAX_TOP);
-    u64 greatest = greatest_key(row, n);
+    u64 greatest = greatest_of_model(p, row);
     float max = greatest == 0 ? -INFINITE : logit_of(greatest);
     Logprobs logprobs(row, n, max);
     if (threadIdx.x == 0) *out.logprob = __float_as_uint(logprobs.of(row[token]));
@@ -809,7 +763,8 @@ KERNEL void BOUNDS sample(const __grid_constant__ Params p) {
         own = p.adjusted + u64(row_index) * n;
         adjust(p, options, row, own);
     }
-    u32 token = choose(p, options, own == nullptr ? row : own, own);
+    u64 greatest = own == nullptr ? greatest_of_model(p, row) : greatest_key(own, n);
+    u32 token = choose(p, options, own == nullptr ? row : own, greatest, own);
     Outputs out(p, row_index);
     if (threadIdx.x == 0) *out.token = token;
     if (options.top_logprobs() != NONE) {

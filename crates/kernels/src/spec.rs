@@ -21,12 +21,13 @@ pub struct Source {
 pub struct TensorMap(pub [u64; 16]);
 
 /// What every source may include.
-pub(crate) const HEADERS: [Source; 7] = [
+pub(crate) const HEADERS: [Source; 8] = [
     Source { file: "common.cuh", text: include_str!("../csrc/common.cuh") },
     Source { file: "fp8_split.cuh", text: include_str!("../csrc/fp8_split.cuh") },
     Source { file: "hopper.cuh", text: include_str!("../csrc/hopper.cuh") },
     Source { file: "kv_cache.cuh", text: include_str!("../csrc/kv_cache.cuh") },
     Source { file: "kv_heads.cuh", text: include_str!("../csrc/kv_heads.cuh") },
+    Source { file: "logits.cuh", text: include_str!("../csrc/logits.cuh") },
     Source { file: "prefix_plan.cuh", text: include_str!("../csrc/prefix_plan.cuh") },
     Source { file: "query_tiles.cuh", text: include_str!("../csrc/query_tiles.cuh") },
 ];

@@ -3,7 +3,7 @@
 //! In a step's order: [`unpack`], [`track_tokens`], [`embed`], [`rms_norm`], [`add_bias`],
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
 //! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can),
-//! [`gate_and_mul`], [`gather_sampled`], [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
+//! [`gate_and_mul`], [`gather_sampled`], [`greatest_logits`] and [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
 //! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`]
 //! or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_split`] makes
 //! activations codes that lose nothing, [`fp8_quantize`] rounds to fp8, [`fp8_expand`] undoes that.
@@ -28,6 +28,7 @@ pub mod fp8_split;
 pub mod gate_and_mul;
 pub mod gather_sampled;
 pub mod gemv;
+pub mod greatest_logits;
 pub mod hopper_gemm;
 pub mod move_blocks;
 pub mod plan_attention;

@@ -32,12 +32,14 @@ pub struct SampleParams {
     pub late: DevicePtr,
     /// Laid out as the backend's `OutputLayout`.
     pub outputs: DevicePtr,
+    /// What [`GreatestLogits`](super::greatest_logits::GreatestLogits) left; null without.
+    pub greatest: DevicePtr,
     pub num_sampled: u32,
     pub max_rows: u32,
     /// At most [`Sample::MAX_VOCAB`].
     pub vocab_size: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Of `greatest`; 0: each row is looked through here.
+    pub num_parts: u32,
 }
 
 impl Sample {

@@ -22,6 +22,7 @@ pub(crate) trait Plain: Copy {}
 impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for u32 {}
+impl Plain for u64 {}
 impl Plain for f32 {}
 impl Plain for bf16 {}
 

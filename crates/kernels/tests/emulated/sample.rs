@@ -2,7 +2,10 @@
 
 use inflight_kernels::{
     Arch,
-    ops::sample::{Sample, SampleParams},
+    ops::{
+        greatest_logits::{GreatestLogits, GreatestLogitsParams},
+        sample::{Sample, SampleParams},
+    },
 };
 
 use crate::{
@@ -73,6 +76,8 @@ pub(crate) struct Inputs<'a> {
     /// Token ids, and what is added to their logits.
     pub(crate) bias: &'a [(u32, f32)],
     pub(crate) late: &'a [u32],
+    /// In how many parts rows are looked through first, by a kernel of its own; 0: in none.
+    pub(crate) num_parts: u32,
 }
 
 /// What a row got.
@@ -84,10 +89,40 @@ pub(crate) struct Drawn {
     pub(crate) adjusted: Vec<f32>,
 }
 
-/// Draws for rows of logits, with counts of tokens that were seen.
+/// Draws for rows of logits, with counts of tokens that were seen; the same whether or not rows were
+/// looked through in parts before.
 fn draw(logits: &[Vec<f32>], counts: &[u32], rows: &[Row]) -> Option<Vec<Drawn>> {
-    let inputs = Inputs { logits, counts, rows, bias: &[], late: &[] };
-    draw_by(&Emulated::new(Sample { unusual: false }, Arch::SM_80)?, inputs, Order::Shuffled(1))
+    let kernel = Emulated::new(Sample { unusual: false }, Arch::SM_80)?;
+    let draw = |num_parts| {
+        let inputs = Inputs { logits, counts, rows, bias: &[], late: &[], num_parts };
+        draw_by(&kernel, inputs, Order::Shuffled(1))
+    };
+    let (drawn, by_parts) = (draw(0)?, draw(3)?);
+    for (drawn, by_parts) in drawn.iter().zip(by_parts) {
+        assert_eq!((drawn.token, drawn.logprob), (by_parts.token, by_parts.logprob));
+        assert_eq!(drawn.top, by_parts.top);
+    }
+    Some(drawn)
+}
+
+/// Keys of the greatest logits of so many parts of every row; none of none.
+fn greatest(logits: &mut Memory<f32>, num_rows: usize, num_parts: u32) -> Option<Memory<u64>> {
+    let num_keys = num_rows * num_parts as usize;
+    let mut keys = Memory::<u64>::unwritten(num_keys.max(1));
+    let params = GreatestLogitsParams {
+        logits: logits.address(),
+        keys: keys.address(),
+        num_rows: num_rows as u32,
+        num_parts,
+        vocab_size: (logits.as_slice().len() / num_rows) as u32,
+        reserved: 0,
+    };
+    if num_parts > 0 {
+        let kernel = Emulated::new(GreatestLogits, Arch::SM_80)?;
+        // SAFETY: memory is of the sizes that parameters say.
+        unsafe { kernel.launch(&params, Order::Shuffled(2)) };
+    }
+    Some(keys)
 }
 
 pub(crate) fn draw_by(
@@ -95,9 +130,10 @@ pub(crate) fn draw_by(
     inputs: Inputs<'_>,
     order: Order,
 ) -> Option<Vec<Drawn>> {
-    let Inputs { logits, counts, rows, bias, late } = inputs;
+    let Inputs { logits, counts, rows, bias, late, num_parts } = inputs;
     let (num_rows, vocab_size) = (rows.len(), logits[0].len());
     let mut all = Memory::new(&logits.concat());
+    let mut greatest = greatest(&mut all, num_rows, num_parts)?;
     let mut adjusted = Memory::<f32>::unwritten(num_rows * vocab_size);
     let mut counts = Memory::new(&counts.repeat(num_rows));
     let words = rows.iter().enumerate().flat_map(|(i, row)| row.words(i as u32));
@@ -115,10 +151,11 @@ pub(crate) fn draw_by(
         bias_values: bias_values.address(),
         late: late.address(),
         outputs: outputs.address(),
+        greatest: greatest.address(),
         num_sampled: num_rows as u32,
         max_rows: num_rows as u32,
         vocab_size: vocab_size as u32,
-        reserved: 0,
+        num_parts,
     };
     // SAFETY: memory is of the sizes that parameters and rows say.
     unsafe { kernel.launch(&params, order) };

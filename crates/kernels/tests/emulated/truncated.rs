@@ -133,7 +133,8 @@ fn check(is_unusual: bool, logits: &[f32], kinds: &[Row], times: Times<'_>) -> O
     };
     let rows: Vec<Row> = (0..times.0 * kinds.len()).map(row).collect();
     let all = vec![logits.to_vec(); rows.len()];
-    let inputs = Inputs { logits: &all, counts: &[0], rows: &rows, bias: &[], late: &[] };
+    let inputs =
+        Inputs { logits: &all, counts: &[0], rows: &rows, bias: &[], late: &[], num_parts: 0 };
     let numbers = logits.iter().map(|x| if x.is_nan() { f32::NEG_INFINITY } else { *x });
     let expected = logprobs(&numbers.collect::<Vec<_>>());
     for order in times.1 {
@@ -278,7 +279,8 @@ fn late_masks_and_biases() {
         Row { xtc: [1.0, 0.01], ..plain(2, [0; 2]) },
     ];
     let all = vec![logits.clone(); rows.len()];
-    let inputs = Inputs { logits: &all, counts: &[0], rows: &rows, bias: &staged, late: &late };
+    let (bias, late) = (&staged[..], &late[..]);
+    let inputs = Inputs { logits: &all, counts: &[0], rows: &rows, bias, late, num_parts: 2 };
     for order in ORDERS {
         let Some(all_drawn) = draw_by(&kernel, inputs, order) else { return };
         for (row, drawn) in rows.iter().zip(all_drawn) {

@@ -18,6 +18,7 @@ use inflight_kernels::{
         fp8_quantize::{Fp8Quantize, Fp8QuantizeParams},
         gate_and_mul::{GateAndMul, GateAndMulParams},
         gather_sampled::{GatherSampled, GatherSampledParams},
+        greatest_logits::{GreatestLogits, GreatestLogitsParams},
         move_blocks::MoveBlocks,
         random_normal::{RandomNormal, RandomNormalParams},
         rms_norm::{RmsNorm, RmsNormParams},
@@ -58,6 +59,9 @@ pub(super) struct Operators {
     /// Loaded when first needed.
     gelu_and_mul: ByKey<(), Loaded<GateAndMul>>,
     gather_sampled: Loaded<GatherSampled>,
+    greatest_logits: Loaded<GreatestLogits>,
+    /// Keys, by the logits they are of.
+    greatest: ByKey<CUdeviceptr, CudaBuffer>,
     sample: Loaded<Sample>,
     /// Loaded when first needed.
     unusual_sample: ByKey<(), Loaded<Sample>>,
@@ -120,6 +124,7 @@ impl Operators {
             let rms_norm = loader.begin(scope, RmsNorm::of_state());
             let silu_and_mul = loader.begin(scope, GateAndMul { gelu: false });
             let gather_sampled = loader.begin(scope, GatherSampled { element: F32 });
+            let greatest_logits = loader.begin(scope, GreatestLogits);
             let sample = loader.begin(scope, Sample { unusual: false });
             let move_blocks = loader.begin(scope, MoveBlocks);
             let fill_bf16 = loader.begin(scope, RandomNormal { out: Bf16 });
@@ -134,6 +139,8 @@ impl Operators {
                 silu_and_mul: silu_and_mul.end()?,
                 gelu_and_mul: ByKey::default(),
                 gather_sampled: gather_sampled.end()?,
+                greatest_logits: greatest_logits.end()?,
+                greatest: ByKey::default(),
                 sample: sample.end()?,
                 unusual_sample: ByKey::default(),
                 move_blocks: move_blocks.end()?,
@@ -458,6 +465,7 @@ impl Operators {
         let adjusted = self.adjusted.get((logits.address(), num_logits), || {
             CudaBuffer::zeroed(&self.loader.device, "adjusted logits", num_logits, Element::F32)
         })?;
+        let (greatest, num_parts) = self.greatest_logits(args, stream)?;
         let params = SampleParams {
             logits: logits.address(),
             adjusted: adjusted.address(),
@@ -467,16 +475,46 @@ impl Operators {
             bias_values: batch.bias_values.address(),
             late: late.address(),
             outputs: outputs.address(),
+            greatest,
             num_sampled: word(step.num_sampled),
             max_rows: word(max_rows),
             vocab_size: word(state.vocab_size),
-            reserved: 0,
+            num_parts,
         };
         if !args.is_unusual {
             return self.sample.launch(&params, stream);
         }
         let load = || self.loader.load(Sample { unusual: true });
         self.unusual_sample.get((), load)?.launch(&params, stream)
+    }
+
+    /// Where the greatest logits of parts of rows are, once the stream comes to it, and in how many
+    /// parts rows are; in none where rows are many.
+    fn greatest_logits(
+        &self,
+        args: &ops::Sample<'_, CudaBackend>,
+        stream: &CudaStream,
+    ) -> Result<(u64, u32), BackendError> {
+        let (num_rows, vocab_size) = (word(args.step.num_sampled), word(args.state.vocab_size));
+        let num_parts = GreatestLogits::num_parts(self.loader.gpu.num_sms, num_rows, vocab_size);
+        if num_parts == 0 {
+            return Ok((0, 0));
+        }
+        let keys = self.greatest.get(args.logits.address(), || {
+            // A key is two words, and parts are two for each multiprocessor at most.
+            let num_words = 4 * self.loader.gpu.num_sms as usize;
+            CudaBuffer::zeroed(&self.loader.device, "greatest logits", num_words, Element::Word)
+        })?;
+        let params = GreatestLogitsParams {
+            logits: args.logits.address(),
+            keys: keys.address(),
+            num_rows,
+            num_parts,
+            vocab_size,
+            reserved: 0,
+        };
+        self.greatest_logits.launch(&params, stream)?;
+        Ok((keys.address(), num_parts))
     }
 }
 
