@@ -23,7 +23,9 @@
 // this loses little. What the next tile needs is on its way while a tile's sums are written.
 //
 // One thread has everything copied by the tensor memory accelerator. The weights are nobody's
-// result: as many as fill the ring are asked for before earlier kernels have ended.
+// result: as many as fill the ring are asked for before earlier kernels have ended, but not at once.
+// 64 KB a multiprocessor keep memory busy; with more under way, what those kernels read themselves
+// has to wait behind it, 5 us for all that rings can take.
 //
 // Source: operands swapped and x padded to 8 after FlashDecoding++, 2023; roles of warps as in
 // CUTLASS's kernels for Hopper; sums of 128 columns of e4m3 at a time as in DeepSeek-V3, 2024.
@@ -46,6 +48,8 @@ constexpr u32 SCALES_BYTES = FP8 ? 4 * M : 0; // Of x, of a stage.
 constexpr u32 BEYOND = (64 - GROUP_ROWS) * ROW_BYTES;
 constexpr u32 CHUNK = M < 16 ? M : 16; // Rows of x whose sums are written at once.
 constexpr u32 PITCH = TILE_ROWS + 4;   // What a warp writes at once falls into different banks.
+// Stages whose weights are on their way at once before earlier kernels have ended.
+constexpr u32 AHEAD = WEIGHT_BYTES < 64 * 1024 ? 64 * 1024 / WEIGHT_BYTES : 1;
 constexpr u32 SUMS_BYTES = 4 * CHUNK * PITCH;
 // SiLU: the first half of a tile's rows is of one half of the weights' rows.
 constexpr u32 HALVES = SILU ? 2 : 1;
@@ -78,8 +82,10 @@ struct Ring : RingPlace<STAGES> {
     DEVICE u32 scales(u32 i) const {
         return at(STAGES) + (SUMS_BYTES > BEYOND ? SUMS_BYTES : BEYOND) + i * SCALES_BYTES;
     }
-    DEVICE u32 full(u32 i) const { return scales(STAGES) + 8 * i; }
-    DEVICE u32 empty(u32 i) const { return full(STAGES + i); }
+    // Of a stage's weights, of its x, and of both: they are no longer needed.
+    DEVICE u32 weights(u32 i) const { return scales(STAGES) + 8 * i; }
+    DEVICE u32 x(u32 i) const { return weights(STAGES + i); }
+    DEVICE u32 empty(u32 i) const { return weights(2 * STAGES + i); }
 };
 
 // ---- copying ----
@@ -98,36 +104,42 @@ struct Tiles {
 
 // Weights are read once, x by every block.
 DEVICE void copy_weights(const Params& p, const Ring& ring, u32 tile, u32 block, u32 stage) {
-    barrier_arrive_and_expect(ring.full(stage), STAGE_BYTES + SCALES_BYTES);
+    barrier_arrive_and_expect(ring.weights(stage), WEIGHT_BYTES);
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) {
         u32 row = half * (p.rows / 2) + tile * OUT_ROWS;
         copy_box_hinted(ring.at(stage) + half * OUT_ROWS * ROW_BYTES, p.weight, block * 64, row,
-                        ring.full(stage), EVICT_FIRST);
+                        ring.weights(stage), EVICT_FIRST);
     }
 }
 
 DEVICE void copy_x(const Params& p, const Ring& ring, u32 block, u32 stage) {
-    u32 to = ring.at(stage) + WEIGHT_BYTES;
+    u32 to = ring.at(stage) + WEIGHT_BYTES, barrier = ring.x(stage);
+    barrier_arrive_and_expect(barrier, PANELS * PANEL_BYTES + SCALES_BYTES);
 #if FP8
-    copy_box(to, p.x, block * 64, 0, 0, ring.full(stage));
-    copy_bytes(ring.scales(stage), p.x_scales + block * M, SCALES_BYTES, ring.full(stage));
+    copy_box(to, p.x, block * 64, 0, 0, barrier);
+    copy_bytes(ring.scales(stage), p.x_scales + block * M, SCALES_BYTES, barrier);
 #else
-    copy_box_hinted(to, p.x, block * TILE_COLS, 0, ring.full(stage), EVICT_LAST);
+    copy_box_hinted(to, p.x, block * TILE_COLS, 0, barrier, EVICT_LAST);
 #endif
+}
+
+// What fills the ring of x, as soon as there is one: by a thread that has nothing else to do.
+DEVICE void copy_first_x(const Params& p, const Ring& ring, u32 begin, u32 end) {
+    wait_only();
+    for (u32 i = 0; i < min(STAGES, end - begin); i++) copy_x(p, ring, begin + i, i);
 }
 
 DEVICE void copy_all(const Params& p, Ring ring, u32 begin, u32 end) {
     Tiles tiles(p);
-    u32 filled = min(begin + STAGES, end);
-    for (u32 block = begin; block < filled; block++) {
-        copy_weights(p, ring, tiles.tile, block, block - begin);
+    u32 filled = min(STAGES, end - begin);
+    for (u32 i = 0; i < filled; i++) {
+        if (i >= AHEAD) barrier_wait(ring.weights(i - AHEAD), 0);
+        copy_weights(p, ring, tiles.tile, begin + i, i);
     }
-    wait_only();
-    for (u32 block = begin; block < filled; block++) copy_x(p, ring, block, block - begin);
     // Stages that were never filled are free: their phase before the first counts as ended.
-    if (TILES && filled - begin < STAGES) ring.stage = filled - begin, ring.parity = 1;
-    for (u32 block = filled; !tiles.done(); tiles.advance(), block = begin) {
+    if (TILES && filled < STAGES) ring.stage = filled, ring.parity = 1;
+    for (u32 block = begin + filled; !tiles.done(); tiles.advance(), block = begin) {
         for (; block < end; block++, ring.advance()) {
             barrier_wait(ring.empty(ring.stage), ring.parity);
             copy_weights(p, ring, tiles.tile, block, ring.stage);
@@ -207,7 +219,8 @@ DEVICE void multiply_all(const Params& p, Sums& sums, Ring& ring, u32 tile, u32 
 #if BLOCKS
         if (block > begin) rows = RowScales(p, tile, p.scales + u64(block) * p.rows);
 #endif
-        barrier_wait(ring.full(ring.stage), ring.parity);
+        barrier_wait(ring.weights(ring.stage), ring.parity);
+        barrier_wait(ring.x(ring.stage), ring.parity);
         multiply_stage(part, ring.at(ring.stage));
         products_wait<0>();
         pin(part);
@@ -236,7 +249,8 @@ DEVICE void multiply_stage(Sums& sums, u32 stage) {
 DEVICE void multiply_all(const Params&, Sums& sums, Ring& ring, u32, u32 begin, u32 end) {
     u32 done = 0;
     for (u32 block = begin; block < end; block++, ring.advance()) {
-        barrier_wait(ring.full(ring.stage), ring.parity);
+        barrier_wait(ring.weights(ring.stage), ring.parity);
+        barrier_wait(ring.x(ring.stage), ring.parity);
         multiply_stage(sums, ring.at(ring.stage));
         products_wait<1>();
         if (block > begin && lane_id() == 0) barrier_arrive(ring.empty(done));
@@ -311,7 +325,8 @@ KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ 
     Ring ring(shared_address(memory));
     if (threadIdx.x == THREADS) {
         for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(ring.full(i), 1);
+            barrier_init(ring.weights(i), 1);
+            barrier_init(ring.x(i), 1);
             barrier_init(ring.empty(i), WARPS);
         }
         barriers_are_ready();
@@ -325,6 +340,8 @@ KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ 
         if (lane_id() == 0) copy_all(p, ring, begin, end);
         return;
     }
+    if (threadIdx.x == 0) copy_first_x(p, ring, begin, end);
+    __syncwarp();
     float* shared = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
     for (Tiles tiles(p); !tiles.done(); tiles.advance()) {
         Sums sums = {};

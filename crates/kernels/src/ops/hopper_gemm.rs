@@ -175,7 +175,7 @@ impl HopperGemm {
             HopperWeights::Bf16 => 0,
             HopperWeights::Fp8 | HopperWeights::Fp8Blocks => 4 * self.padded_rows,
         };
-        self.stage_bytes() + 16 + scales
+        self.stage_bytes() + 24 + scales
     }
 
     /// Shared memory besides the ring: sums on their way out.
