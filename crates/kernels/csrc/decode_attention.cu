@@ -43,7 +43,7 @@ constexpr u32 HALVES = SUBTILE / 16;
 constexpr u32 HEADS = 8;
 constexpr u32 HEADER = 8;
 constexpr u32 THREADS = 32 * WARPS;
-// Eight rows of a matrix fall into different banks: the 16-byte chunks of every 128 bytes of a token
+// Eight rows of a matrix fall into different banks: 16-byte chunks of every 128 bytes of a token
 // are in another order for each token of eight, or rows are longer than heads.
 constexpr bool SWIZZLED = HEAD_BYTES % 128 == 0;
 constexpr u32 PITCH = HEAD_BYTES + (SWIZZLED ? 0 : 16);

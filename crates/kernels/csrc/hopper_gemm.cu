@@ -23,9 +23,9 @@
 // this loses little. What the next tile needs is on its way while a tile's sums are written.
 //
 // One thread has everything copied by the tensor memory accelerator. The weights are nobody's
-// result: as many as fill the ring are asked for before earlier kernels have ended, but not at once.
-// 64 KB a multiprocessor keep memory busy; with more under way, what those kernels read themselves
-// has to wait behind it, 5 us for all that rings can take.
+// result: as many as fill the ring are asked for before earlier kernels have ended, but not at
+// once. 64 KB a multiprocessor keep memory busy; with more under way, what those kernels read
+// themselves has to wait behind it, 5 us for all that rings can take.
 //
 // Source: operands swapped and x padded to 8 after FlashDecoding++, 2023; roles of warps as in
 // CUTLASS's kernels for Hopper; sums of 128 columns of e4m3 at a time as in DeepSeek-V3, 2024.

@@ -3,10 +3,11 @@
 //! In a step's order: [`unpack`], [`track_tokens`], [`embed`], [`rms_norm`], [`add_bias`],
 //! [`rope_and_cache`], [`plan_attention`] (once a step), [`decode_attention`] (rows of one new
 //! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can),
-//! [`gate_and_mul`], [`gather_sampled`], [`greatest_logits`] and [`sample`]. [`gemv`] and [`flat_gemm`] are matrix products
-//! of very few and of few rows; [`hopper_gemm`] leaves what comes next to be done by [`add_norm`]
-//! or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in fp8, [`fp8_split`] makes
-//! activations codes that lose nothing, [`fp8_quantize`] rounds to fp8, [`fp8_expand`] undoes that.
+//! [`gate_and_mul`], [`gather_sampled`], [`greatest_logits`] and [`sample`]. [`gemv`] and
+//! [`flat_gemm`] are matrix products of very few and of few rows; [`hopper_gemm`] leaves what comes
+//! next to be done by [`add_norm`] or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in
+//! fp8, [`fp8_split`] makes activations codes that lose nothing, [`fp8_quantize`] rounds to fp8,
+//! [`fp8_expand`] undoes that.
 //! [`random_normal`] fills dummy weights; [`move_blocks`] copies blocks of the KV cache,
 //! [`turn_blocks`] with keys of other positions; [`cut_prompt`] copies of a prompt what its end
 //! attends to.

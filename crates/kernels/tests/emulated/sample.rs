@@ -89,8 +89,8 @@ pub(crate) struct Drawn {
     pub(crate) adjusted: Vec<f32>,
 }
 
-/// Draws for rows of logits, with counts of tokens that were seen; the same whether or not rows were
-/// looked through in parts before.
+/// Draws for rows of logits, with counts of tokens that were seen; the same whether or not rows
+/// were looked through in parts before.
 fn draw(logits: &[Vec<f32>], counts: &[u32], rows: &[Row]) -> Option<Vec<Drawn>> {
     let kernel = Emulated::new(Sample { unusual: false }, Arch::SM_80)?;
     let draw = |num_parts| {

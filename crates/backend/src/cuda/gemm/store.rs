@@ -181,7 +181,8 @@ mod tests {
              64x6144x4096+bias+fp8blocks expanded 1 2 3 ffffffffffffffff 5 6 7 8\n\
              256x6144x4096+bias parts 4 1 2 3 ffffffffffffffff 5 6 7 8\n"
         );
-        let damaged = "16x6144x4096+bias 1 2 zz\n\n16x6144x4096+bias parts x 1\n9 1 2 3 4 5 6 7 8 9\n";
+        let damaged =
+            "16x6144x4096+bias 1 2 zz\n\n16x6144x4096+bias parts x 1\n9 1 2 3 4 5 6 7 8 9\n";
         fs::write(&path, format!("{text}{damaged}")).unwrap();
         assert_eq!(open("NVIDIA H200").get(&problem(8)), Some(algorithm));
         assert_eq!(open("NVIDIA H200").get(&problem(1)), Some(Method::Gemv));
