@@ -92,7 +92,8 @@ pub struct DecodeAttentionParams {
 
 /// Warps of a block, blocks on a multiprocessor and most stages of a ring, the best first: two
 /// blocks, so that one loads while the other adds up; else what fits.
-const CHOICES: [(u32, u32, u32); 5] = [(6, 2, 3), (4, 2, 6), (2, 2, 6), (4, 1, 6), (2, 1, 6)];
+const CHOICES: [(u32, u32, u32); 6] =
+    [(6, 2, 3), (4, 2, 6), (3, 2, 6), (2, 2, 6), (4, 1, 6), (2, 1, 6)];
 
 impl DecodeAttention {
     /// The specialisation that suits this GPU.
@@ -242,6 +243,11 @@ mod tests {
         let kernel = DecodeAttention::new(&Gpu::H200, cache(KvNumbers::Fp8, 128), Softmax::Online);
         let kernel = kernel.unwrap();
         assert_eq!((kernel.warps, kernel.stages, kernel.num_ctas), (6, 3, 264));
+        // 100 KB a multiprocessor: four warps would take 768 bytes more than half of it.
+        let kernel =
+            DecodeAttention::new(&Gpu::RTX_3090, cache(KvNumbers::Fp8, 128), Softmax::Online);
+        let kernel = kernel.unwrap();
+        assert_eq!((kernel.warps, kernel.stages, kernel.num_ctas), (3, 2, 164));
     }
 
     #[test]

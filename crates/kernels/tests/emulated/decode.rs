@@ -101,6 +101,16 @@ pub(crate) fn launch(
 
 /// All heads of a cache of these numbers, both kinds of softmax, in turn and in other orders.
 fn check(numbers: KvNumbers, head_dim: u32, block_size: u32, heads: [u32; 2], window: u32) {
+    check_on(&GPU, numbers, [head_dim, block_size], heads, window);
+}
+
+fn check_on(
+    gpu: &Gpu,
+    numbers: KvNumbers,
+    [head_dim, block_size]: [u32; 2],
+    heads: [u32; 2],
+    window: u32,
+) {
     let cache = KvShape { numbers, head_dim, block_size };
     let [num_heads, num_kv_heads] = heads;
     let layer = Layer { cache, num_heads, num_kv_heads, window };
@@ -110,7 +120,7 @@ fn check(numbers: KvNumbers, head_dim: u32, block_size: u32, heads: [u32; 2], wi
     for softmax in [Softmax::Online, Softmax::Unified] {
         for order in [Order::InTurn, Order::Shuffled(1)] {
             let mut step = Step::new(layer, &rows, u64::from(head_dim) + u64::from(window));
-            let Some(recomputed) = decode(&mut step, softmax, &GPU, order) else { return };
+            let Some(recomputed) = decode(&mut step, softmax, gpu, order) else { return };
             step.check(|row| row.queries == 1, tolerance(numbers, softmax));
             assert_eq!(recomputed, 0);
             let prefill = &step.out.as_slice()[6 * (num_heads * head_dim) as usize..];
@@ -165,6 +175,9 @@ fn bf16() {
 fn fp8() {
     check(KvNumbers::Fp8, 128, 16, [8, 2], NO_WINDOW);
     check(KvNumbers::Fp8, 128, 16, [16, 1], 100);
+    // By three warps.
+    let small = Gpu { num_sms: 3, ..Gpu::RTX_3090 };
+    check_on(&small, KvNumbers::Fp8, [128, 16], [8, 2], NO_WINDOW);
 }
 
 #[test]
