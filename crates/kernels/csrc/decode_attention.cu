@@ -57,6 +57,7 @@ constexpr u32 STEPS = HEAD_DIM / 16;
 constexpr u32 SUMS = HEAD_DIM * HEADS;
 constexpr bool ONE_BLOCK = BLOCK_SIZE % SUBTILE == 0;
 static_assert(HEAD_DIM % (SCALED ? 32 : 16) == 0, "shapes");
+static_assert(!SWIZZLED || STAGE_BYTES % 128 == 0, "chunks of 128 bytes that lie on such");
 static_assert(!SPLIT || HEAD_DIM == SPLIT_COLS, "a warp has what shares a scale");
 static_assert(!CASCADE || (!UNIFIED && !SPLIT), "parts are relative to their greatest scores");
 static_assert(TILE_LEN % SUBTILE == 0 && (SUBTILE == 16 || SUBTILE == 32), "shapes");
@@ -264,6 +265,7 @@ struct Loader {
         at += head_at(start % BLOCK_SIZE);
 #pragma unroll
         for (u32 i = 0; i < COPIES; i++) {
+            // Counted from the first copy's: in bits that this lane's token has not there.
             u32 token = i * (32 / CHUNKS);
             u32 to = (SWIZZLED ? first ^ token % 8 * 16 : first) + token * PITCH;
             copy16_or_zero(to, p.keys + at + i * 512, true);
