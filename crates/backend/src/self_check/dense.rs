@@ -164,12 +164,16 @@ fn fused<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
             let expected = gated(&pair.reference, num_rows, &halves)?;
             pair.compare(name, &out, &expected, BF16_TOLERANCE);
 
-            let name = format!("add_matmul_and_norm {num_rows}x{len}x{cols}");
             let weight = half(50);
-            let (sums, normed) = add_and_norm(&pair.device, num_rows, &weight)?;
-            let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, &weight)?;
-            pair.compare(format!("{name}: sums"), &sums, &expected_sums, F32_TOLERANCE);
-            pair.compare(format!("{name}: norm"), &normed, &expected, BF16_ROUNDING);
+            // Some kernels add no bias.
+            for (bias, mark) in [(true, ""), (false, " without bias")] {
+                let name = format!("add_matmul_and_norm {num_rows}x{len}x{cols}{mark}");
+                let (sums, normed) = add_and_norm(&pair.device, num_rows, &weight, bias)?;
+                let (expected_sums, expected) =
+                    add_and_norm(&pair.reference, num_rows, &weight, bias)?;
+                pair.compare(format!("{name}: sums"), &sums, &expected_sums, F32_TOLERANCE);
+                pair.compare(format!("{name}: norm"), &normed, &expected, BF16_ROUNDING);
+            }
         }
     }
     Ok(())
@@ -204,11 +208,11 @@ pub(super) fn add_and_norm<B: Backend>(
     rig: &Rig<'_, B>,
     num_rows: usize,
     weight: &HostTensor,
+    bias: bool,
 ) -> Result<(Vec<f32>, Vec<f32>), BackendError> {
     let (rows, cols) = (weight.num_rows(), weight.row_len());
     let weight = rig.backend.load_matrix(std::slice::from_ref(weight))?;
-    // Some kernels add none.
-    let bias = (num_rows % 2 == 1).then(|| rig.vector(&normal(51, rows))).transpose()?;
+    let bias = bias.then(|| rig.vector(&normal(51, rows))).transpose()?;
     let x = rig.activations(&normal(52, num_rows * cols))?;
     let sums = rig.state(&normal(53, num_rows * rows))?;
     let (norm_weight, out) = (rig.vector(&normal(54, rows))?, rig.poisoned(num_rows * rows)?);

@@ -148,8 +148,8 @@ fn check_with_what_comes_next<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), 
             let out = gated(&pair.device, num_rows, &halves)?;
             let expected = gated(&pair.reference, num_rows, &halves)?;
             pair.compare(format!("gated_matmul {name}"), &out, &expected, BF16_TOLERANCE);
-            let (sums, normed) = add_and_norm(&pair.device, num_rows, &weight)?;
-            let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, &weight)?;
+            let (sums, normed) = add_and_norm(&pair.device, num_rows, &weight, true)?;
+            let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, &weight, true)?;
             let name = format!("add_matmul_and_norm {name}");
             pair.compare(format!("{name}: sums"), &sums, &expected_sums, BF16_ROUNDING);
             pair.compare(format!("{name}: norm"), &normed, &expected, BF16_TOLERANCE);
