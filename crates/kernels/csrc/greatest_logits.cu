@@ -1,5 +1,4 @@
 // Keys of the greatest logits of every row, by parts of the row: one block a part.
-#include "common.cuh"
 #include "logits.cuh"
 
 struct Params {
@@ -20,9 +19,7 @@ KERNEL void __launch_bounds__(THREADS) greatest_logits(const Params p) {
     u32 len = ceil_div(ceil_div(n, p.num_parts), 4) * 4;
     u32 begin = part * len, end = min(begin + len, n);
     u64 key = greatest_of_share<4>(p.logits + u64(row) * n, begin, end, n);
-    for (u32 offset = 16; offset > 0; offset /= 2) {
-        key = max(key, __shfl_down_sync(ALL_LANES, key, offset));
-    }
+    key = warp_max(key);
     if (lane_id() == 0) of_warps[warp_id()] = key;
     __syncthreads();
     if (threadIdx.x > 0) return;

@@ -16,6 +16,14 @@ DEVICE float logit_of(u64 key) {
     return __uint_as_float(ordered >> 31 == 1 ? ordered & ~(1u << 31) : ~ordered);
 }
 
+// Greatest key of a warp's, for its first lane.
+DEVICE u64 warp_max(u64 key) {
+    for (u32 offset = 16; offset > 0; offset /= 2) {
+        key = max(key, __shfl_down_sync(ALL_LANES, key, offset));
+    }
+    return key;
+}
+
 DEVICE float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
 DEVICE float4 nothing4() {

@@ -14,7 +14,6 @@
 //
 // NaN counts as minus infinity. Meaning and order of the steps: the CPU backend's
 // `cpu/kernels/sampling`, which is what this is checked against.
-#include "common.cuh"
 #include "logits.cuh"
 
 constexpr u32 WARPS = THREADS / 32;
@@ -118,7 +117,7 @@ template <typename T> DEVICE T shuffle_down(T x, u32 offset) {
 }
 
 DEVICE u64 block_max(u64 x) {
-    for (u32 offset = 16; offset > 0; offset /= 2) x = max(x, shuffle_down(x, offset));
+    x = warp_max(x);
     __syncthreads();
     if (lane_id() == 0) m.sums[warp_id()] = x;
     __syncthreads();

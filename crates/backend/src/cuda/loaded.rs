@@ -83,9 +83,7 @@ impl KernelLoader {
         let overlaps = self.gpu.arch.is_hopper_or_later();
         Ok(Loaded { kernel, module, function, dynamic_smem, overlaps })
     }
-}
 
-impl KernelLoader {
     /// Begins to [`load`](Self::load) `kernel` beside others: compiling takes a core's time only.
     pub(super) fn begin<'scope, K: Kernel + Send + 'scope>(
         &'scope self,

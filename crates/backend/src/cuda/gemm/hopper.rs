@@ -133,11 +133,8 @@ impl HopperGemms {
         product: &Product,
         stream: &CudaStream,
     ) -> Result<Parts, BackendError> {
-        Ok(Parts {
-            address: stream.workspace()?.address(),
-            num_parts: self.loaded(product, HopperOp::Parts)?.kernel().num_parts() as usize,
-            bias: product.bias.map_or(0, |bias| bias.f32),
-        })
+        let num_parts = self.loaded(product, HopperOp::Parts)?.kernel().num_parts();
+        Ok(Parts::new(product, stream.workspace()?.address(), num_parts as usize))
     }
 
     /// Adds up the parts of an enqueued product: `out = x * weight^T (+ bias)`.
@@ -162,16 +159,17 @@ impl HopperGemms {
         norm: Option<Norm>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let parts = stream.workspace()?.address();
-        let num_parts = self.multiply(product, HopperOp::Parts, parts, stream)?;
-        self.add_parts(product, (parts, num_parts), norm, stream)
+        let address = stream.workspace()?.address();
+        let num_parts = self.multiply(product, HopperOp::Parts, address, stream)?;
+        let parts = Parts::new(product, address, num_parts as usize);
+        self.add_parts(product, parts, norm, stream)
     }
 
     /// Adds the parts of `product`, which was enqueued, to its output, and norms that if asked for.
     pub(super) fn add_parts(
         &self,
         product: &Product,
-        (parts, num_parts): (u64, u32),
+        parts: Parts,
         norm: Option<Norm>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
@@ -184,13 +182,13 @@ impl HopperGemms {
         };
         let params = AddNormParams {
             x: product.out,
-            parts,
-            bias: product.bias.map_or(0, |bias| bias.f32),
+            parts: parts.address,
+            bias: parts.bias,
             weight: norm.map_or(0, |norm| norm.weight),
             out: norm.map_or(0, |norm| norm.out),
             split,
             num_rows: word(num_rows),
-            num_parts,
+            num_parts: word(parts.num_parts),
             len: word(n),
             eps: norm.map_or(0.0, |norm| norm.eps),
         };

@@ -40,6 +40,7 @@ use inflight_kernels::{
         gemv::{Gemv, GemvParams},
     },
 };
+pub(super) use parts::Parts;
 pub(super) use problem::{Problem, row_bucket};
 pub(super) use store::MethodStore;
 pub use table::{Tuned, TunedKind, TunedProduct};
@@ -176,15 +177,6 @@ pub(super) enum Next {
     Norm(Norm),
     /// What reads it next adds up its parts, if it is left in parts.
     Rope,
-}
-
-/// Where the sums of a product were left, `[num_parts, num_rows, n]`, f32.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Parts {
-    pub(super) address: sys::CUdeviceptr,
-    pub(super) num_parts: usize,
-    /// `[n]`, f32, to be added; 0 without.
-    pub(super) bias: sys::CUdeviceptr,
 }
 
 /// RMSNorm of what was added to.

@@ -27,6 +27,21 @@ const MAX_PROPOSALS: usize = 4;
 /// A part is of a multiple of so many columns.
 const COLUMNS: usize = 128;
 
+/// Where the sums of a product were left, `[num_parts, num_rows, n]`, f32.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cuda) struct Parts {
+    pub(in crate::cuda) address: CUdeviceptr,
+    pub(in crate::cuda) num_parts: usize,
+    /// `[n]`, f32, to be added; 0 without.
+    pub(in crate::cuda) bias: CUdeviceptr,
+}
+
+impl Parts {
+    pub(super) fn new(product: &Product, address: CUdeviceptr, num_parts: usize) -> Self {
+        Self { address, num_parts, bias: product.bias.map_or(0, |bias| bias.f32) }
+    }
+}
+
 impl Gemm {
     /// What could compute `problem` in parts, which a norm is behind; perhaps nothing.
     pub(super) fn candidates_in_parts(
@@ -72,11 +87,12 @@ impl Gemm {
     ) -> Result<(), BackendError> {
         let Product { x, num_rows, n, k, .. } = *product;
         let Next::Norm(norm) = product.next else { unreachable!("planned before a norm alone") };
-        let parts = stream.workspace()?.address();
+        let parts = Parts::new(product, stream.workspace()?.address(), num_parts);
         let layouts = Layouts::in_parts((num_rows, n, k), num_parts)?;
-        let call = LibraryCall { weight, x, out: parts, beta: 0.0, workspace: (0, 0) };
+        let out = parts.address;
+        let call = LibraryCall { weight, x, out, beta: 0.0, workspace: (0, 0) };
         self.call_library(descriptor, &layouts, algorithm, call, stream)?;
-        self.hopper.add_parts(product, (parts, word(num_parts)), Some(norm), stream)
+        self.hopper.add_parts(product, parts, Some(norm), stream)
     }
 }
 
