@@ -83,6 +83,22 @@ DEVICE u32 tiles_of_prefix(const Params& p, u32 row) {
     return prefix == NONE ? 0 : p.prefix_spans[prefix].y;
 }
 
+// If there are blocks enough for it, gives each row and head group blocks of its own, as if it had
+// so many tiles more: a block has one piece then, where one of two takes twice as long to begin and
+// to end. All units then.
+DEVICE u32 part_rows(const Params& p, uint4* rows, u32 num_rows, u32 units, u32 share) {
+    if (num_rows * p.head_groups > p.num_ctas || num_rows > THREADS) return units;
+    bool own = threadIdx.x < num_rows;
+    uint4 row = own ? rows[threadIdx.x] : make_uint4(0, 0, 0, 0);
+    row.z = ceil_div(row.z, share) * share;
+    u32 all;
+    row.y = block_prefix_sum<WARPS>(row.z * p.head_groups, all);
+    if (all > p.num_ctas * share) return units;
+    if (own) rows[threadIdx.x] = row;
+    __syncthreads(); // They are there for all.
+    return all;
+}
+
 KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
     wait_only();
     if (p.prefixes != nullptr) plan_prefixes(p);
@@ -133,6 +149,7 @@ KERNEL void __launch_bounds__(THREADS) plan_attention(const Params p) {
     // Rows of one length are better left whole, if blocks get little more work by that.
     u32 whole = most_tiles == least_tiles ? ceil_div(share, most_tiles) * most_tiles : 0;
     if (whole > share && whole * 15 <= share * 16) share = whole;
+    num_units = part_rows(p, decode_rows, num_decode_rows, num_units, share);
     if (threadIdx.x == 0) {
         p.plan[0] = share;
         p.plan[1] = num_units;

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Where all rows are of one length and blocks get at most a fifteenth more work by it, stretches
-//! are rounded up to whole rows: nothing is to be merged then.
+//! are rounded up to whole rows: nothing is to be merged then. Where there are more blocks than
+//! pieces, each row and head group begins with a block, as if it had tiles for all of its last one.
 //!
 //! A row that shares a prefix with others (see [`super::prefix_attention`]) has units behind it
 //! alone. A piece (a block's share of one row and head group) that is not the whole leaves its sums
