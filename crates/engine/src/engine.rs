@@ -452,7 +452,8 @@ impl<B: Backend> Engine<B> {
         self.runner.turn_blocks(backend, &batch.turns, &streams.compute)?;
         self.runner.count_history(backend, io, history, &streams.compute)?;
         let cuts = runner::cuts(batch);
-        let slots = StepSlots { id, io, previous, cuts: &cuts };
+        let has_probes = !self.probes.stretches.is_empty();
+        let slots = StepSlots { id, io, previous, cuts: &cuts, has_probes };
         self.runner.forward(backend, &slots, step, &streams.compute)?;
         self.mover.note(backend, &streams.compute)
     }
@@ -470,7 +471,8 @@ impl<B: Backend> Engine<B> {
     ) -> Result<(), BackendError> {
         let Draw { step, is_unusual, num_output_words, probing } = draw;
         let (backend, io, streams) = (&self.backend, self.io.get(id), &self.streams);
-        let slots = StepSlots { id, io, previous: self.io.before(id), cuts: &[] };
+        let slots =
+            StepSlots { id, io, previous: self.io.before(id), cuts: &[], has_probes: false };
         self.runner.sample(backend, &slots, step, is_unusual, &streams.compute)?;
         if probing.shape.num_sampled > 0 {
             self.runner.probe(backend, &slots, probing, &streams.compute)?;

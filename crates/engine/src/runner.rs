@@ -53,6 +53,8 @@ pub(crate) struct StepSlots<'a, B: Backend> {
     pub(crate) previous: &'a IoSlot<B>,
     /// Prompts that end with the step and are to be cut.
     pub(crate) cuts: &'a [PromptCut],
+    /// Whether the step has probes, which read states that it does not sample.
+    pub(crate) has_probes: bool,
 }
 
 impl<B: Backend> ModelRunner<B> {
@@ -138,7 +140,8 @@ impl<B: Backend> ModelRunner<B> {
         compute: &B::Stream,
     ) -> Result<bool, BackendError> {
         let Some((id, preparation)) = self.unprepared.pop() else { return Ok(false) };
-        let slots = StepSlots { id, io: io.get(id), previous: io.before(id), cuts: &[] };
+        let slots =
+            StepSlots { id, io: io.get(id), previous: io.before(id), cuts: &[], has_probes: false };
         match preparation {
             Preparation::Graph(padded) => {
                 self.captured(backend, &slots, padded, compute)?;
@@ -250,6 +253,7 @@ impl<B: Backend> ModelRunner<B> {
             scratch: &self.scratch,
             block_size: self.block_size,
             cuts: slots.cuts,
+            keeps_states: slots.has_probes,
         };
         self.decoder.forward(backend, inputs, compute)
     }
@@ -385,6 +389,7 @@ impl<B: Backend> ModelRunner<B> {
             scratch: &self.scratch,
             cuts: &[],
             block_size: self.block_size,
+            keeps_states: true,
         };
         if probing.wants_states {
             self.decoder.gather_states(backend, inputs(), compute)?;

@@ -135,6 +135,7 @@ impl<'a, B: Backend> Runner<'a, B> {
             scratch: &self.scratch,
             block_size: BLOCK_SIZE,
             cuts: &[],
+            keeps_states: false,
         };
         self.decoder.forward(backend, forward, stream)?;
         let num_words = step.num_sampled * self.decoder.config().vocab_size;

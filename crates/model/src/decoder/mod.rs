@@ -15,6 +15,10 @@
 //! logits = rms_norm(hidden[sample_indices]) * Woutput
 //! ```
 //!
+//! Behind the last layer's attention, `hidden` and `attended` become those of the sampled tokens,
+//! since nobody asks for the others' states (where somebody does: [`ForwardInputs::keeps_states`]).
+//! In a step of prompts that saves nearly a layer.
+//!
 //! Some families norm what attention and feed-forward network give before it is added, have GELU in
 //! place of SiLU, or other rotations in layers with a window ([`LayerStyle`](crate::LayerStyle)).
 
@@ -93,6 +97,18 @@ pub struct ForwardInputs<'a, B: Backend> {
     pub block_size: usize,
     /// Prompts that end with this step and are to be cut.
     pub cuts: &'a [PromptCut],
+    /// Whether [`Decoder::logits`] or [`Decoder::gather_states`] will ask for tokens that this pass
+    /// does not sample.
+    pub keeps_states: bool,
+}
+
+/// The rows that operators behind a layer's attention work on.
+struct Rows<'b, B: Backend> {
+    /// `[len, hidden_size]`.
+    hidden: &'b B::Buffer,
+    /// `[len, q_len]`.
+    attended: &'b B::Buffer,
+    len: usize,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -192,17 +208,21 @@ impl<B: Backend> Decoder<B> {
         let hidden = &inputs.scratch.hidden;
         let (table, scale) = (&self.embedding, self.config.style.embedding_scale);
         backend.embed(Embed { table, out: hidden, scale, batch, step }, stream)?;
-        let norms = self.layers.iter().map(|layer| &layer.attention_norm);
-        let mut next_norms = norms.skip(1);
         if let Some(first) = self.layers.first() {
             pass.norm(hidden, &first.attention_norm, step.num_tokens)?;
         }
         let batches: Vec<_> =
             (0..self.groups.num_groups()).map(|group| batch.of_group(group)).collect();
-        for layer in &self.layers {
+        let narrows = step.num_sampled < step.num_tokens && !inputs.keeps_states;
+        for (index, layer) in self.layers.iter().enumerate() {
             let rotary_table = self.rotary_table(layer.is_local);
-            pass.attention(layer, &batches[layer.place.group], rotary_table)?;
-            pass.ffn(layer, next_norms.next())?;
+            let batch = &batches[layer.place.group];
+            let next = self.layers.get(index + 1).map(|next| &next.attention_norm);
+            if next.is_none() && narrows {
+                return pass.last_layer(layer, batch, rotary_table, (&self.norm, &self.output));
+            }
+            pass.attention(layer, batch, rotary_table)?;
+            pass.behind_attention(&pass.all_rows(), layer, next)?;
         }
         if step.num_sampled > 0 {
             pass.logits(&self.norm, &self.output)?;
@@ -252,7 +272,66 @@ struct Pass<'a, B: Backend> {
 }
 
 impl<B: Backend> Pass<'_, B> {
-    /// `hidden += attention(normed)`, and `normed = rms_norm(hidden)`.
+    /// The last layer and the logits, of no more than what is sampled.
+    fn last_layer(
+        &self,
+        layer: &Layer<B>,
+        batch: &DeviceBatch<B>,
+        rotary_table: &B::Buffer,
+        (norm, output): (&B::Buffer, &Linear<B>),
+    ) -> Result<(), BackendError> {
+        let ForwardInputs { step, scratch, cuts, .. } = *self.inputs;
+        if step.num_sampled == 0 && cuts.is_empty() {
+            let (qkv, rope) = self.qkv_and_rope(layer, batch, rotary_table);
+            return self.backend.matmul_and_rope(qkv, rope, self.stream);
+        }
+        self.attention(layer, batch, rotary_table)?;
+        if step.num_sampled == 0 {
+            return Ok(());
+        }
+        // Queries, keys and values have been read.
+        let rows = Rows { hidden: &scratch.sampled, attended: &scratch.qkv, len: step.num_sampled };
+        self.gather(&scratch.hidden, self.config.hidden_size, rows.hidden)?;
+        self.gather(&scratch.attended, self.config.q_len(), rows.attended)?;
+        self.behind_attention(&rows, layer, Some(norm))?;
+        self.output(output)
+    }
+
+    fn all_rows(&self) -> Rows<'_, B> {
+        let ForwardInputs { step, scratch, .. } = *self.inputs;
+        Rows { hidden: &scratch.hidden, attended: &scratch.attended, len: step.num_tokens }
+    }
+
+    /// `out = x[sample_indices]`, rows of `len`.
+    fn gather(&self, x: &B::Buffer, len: usize, out: &B::Buffer) -> Result<(), BackendError> {
+        let ForwardInputs { batch, step, .. } = *self.inputs;
+        self.backend.gather_sampled(x, batch, step, len, out, self.stream)
+    }
+
+    /// The product that makes queries, keys and values, and what becomes of them.
+    fn qkv_and_rope<'b>(
+        &'b self,
+        layer: &'b Layer<B>,
+        batch: &'b DeviceBatch<B>,
+        rotary_table: &'b B::Buffer,
+    ) -> (Matmul<'b, B>, RopeAndCache<'b, B>) {
+        let ForwardInputs { step, scratch, block_size, kv, .. } = *self.inputs;
+        let rope = RopeAndCache {
+            qkv: &scratch.qkv,
+            rotary_table,
+            rotary_dim: self.config.rope.rotary_dim,
+            interleaved: self.config.rope.interleaved,
+            qk_norm: layer.qk_norm.as_ref().map(|(query, key)| (query, key)),
+            eps: self.config.rms_norm_eps,
+            attention: self.config.attention_shape(block_size),
+            kv: &kv[layer.place.index],
+            batch,
+            step,
+        };
+        (matmul_args(&scratch.normed, &layer.qkv, &scratch.qkv, step.num_tokens), rope)
+    }
+
+    /// `attended = attention(normed)`.
     fn attention(
         &self,
         layer: &Layer<B>,
@@ -262,18 +341,6 @@ impl<B: Backend> Pass<'_, B> {
         let ForwardInputs { step, scratch, block_size, kv, .. } = *self.inputs;
         let kv = &kv[layer.place.index];
         let attention = self.config.attention_shape(block_size);
-        let rope = RopeAndCache {
-            qkv: &scratch.qkv,
-            rotary_table,
-            rotary_dim: self.config.rope.rotary_dim,
-            interleaved: self.config.rope.interleaved,
-            qk_norm: layer.qk_norm.as_ref().map(|(query, key)| (query, key)),
-            eps: self.config.rms_norm_eps,
-            attention,
-            kv,
-            batch,
-            step,
-        };
         let attend = Attention {
             qkv: &scratch.qkv,
             kv,
@@ -284,15 +351,23 @@ impl<B: Backend> Pass<'_, B> {
             batch,
             step,
         };
-        let qkv = self.matmul_args(&scratch.normed, &layer.qkv, &scratch.qkv);
+        let (qkv, rope) = self.qkv_and_rope(layer, batch, rotary_table);
         self.backend.matmul_and_rope(qkv, rope, self.stream)?;
         self.backend.attention(attend, self.stream)?;
-        if !self.inputs.cuts.is_empty() {
-            self.cut(kv)?;
-        }
+        if self.inputs.cuts.is_empty() { Ok(()) } else { self.cut(kv) }
+    }
+
+    /// `hidden += attended`, `normed = rms_norm(hidden)`, and the feed-forward network.
+    fn behind_attention(
+        &self,
+        rows: &Rows<'_, B>,
+        layer: &Layer<B>,
+        next_norm: Option<&B::Buffer>,
+    ) -> Result<(), BackendError> {
         let post_norm = layer.post_norms.as_ref().map(|(post, _)| post);
         let norms = (post_norm, Some(&layer.ffn_norm));
-        self.add(&scratch.attended, &layer.attention_output, norms)
+        self.add(rows, rows.attended, &layer.attention_output, norms)?;
+        self.ffn(rows, layer, next_norm)
     }
 
     /// Copies what is to stay of prompts.
@@ -310,39 +385,41 @@ impl<B: Backend> Pass<'_, B> {
         self.backend.cut_prompts(args, self.stream)
     }
 
-    /// `hidden += ffn(normed)`, and `normed = rms_norm(hidden)` for the next layer.
-    fn ffn(&self, layer: &Layer<B>, next_norm: Option<&B::Buffer>) -> Result<(), BackendError> {
-        let ForwardInputs { step, scratch, .. } = *self.inputs;
+    /// `hidden += ffn(normed)`, and `normed = rms_norm(hidden)` for what comes next.
+    fn ffn(
+        &self,
+        rows: &Rows<'_, B>,
+        layer: &Layer<B>,
+        next_norm: Option<&B::Buffer>,
+    ) -> Result<(), BackendError> {
+        let scratch = self.inputs.scratch;
         let args = GatedMatmul {
             x: &scratch.normed,
             weight: &layer.gate_up.weight,
             bias: layer.gate_up.bias.as_ref(),
             gate_up: &scratch.gate_up,
             out: &scratch.ffn,
-            num_rows: step.num_tokens,
+            num_rows: rows.len,
             len: self.config.ffn_size,
             activation: self.config.style.activation,
         };
         self.backend.gated_matmul(args, self.stream)?;
         let post_norm = layer.post_norms.as_ref().map(|(_, post)| post);
-        self.add(&scratch.ffn, &layer.down, (post_norm, next_norm))
+        self.add(rows, &scratch.ffn, &layer.down, (post_norm, next_norm))
     }
 
     fn logits(&self, norm: &B::Buffer, output: &Linear<B>) -> Result<(), BackendError> {
-        let ForwardInputs { batch, step, scratch, .. } = *self.inputs;
-        let (hidden, sampled) = (&scratch.hidden, &scratch.sampled);
-        let len = self.config.hidden_size;
-        self.backend.gather_sampled(hidden, batch, step, len, sampled, self.stream)?;
-        self.norm(sampled, norm, step.num_sampled)?;
-        let matmul = Matmul {
-            x: &scratch.normed,
-            weight: &output.weight,
-            bias: output.bias.as_ref(),
-            out: &scratch.logits,
-            num_rows: step.num_sampled,
-            accumulate: false,
-        };
-        self.backend.matmul(matmul, self.stream)
+        let ForwardInputs { step, scratch, .. } = *self.inputs;
+        self.gather(&scratch.hidden, self.config.hidden_size, &scratch.sampled)?;
+        self.norm(&scratch.sampled, norm, step.num_sampled)?;
+        self.output(output)
+    }
+
+    /// The logits of the sampled tokens, whose states are normed.
+    fn output(&self, output: &Linear<B>) -> Result<(), BackendError> {
+        let ForwardInputs { step, scratch, .. } = *self.inputs;
+        let args = matmul_args(&scratch.normed, output, &scratch.logits, step.num_sampled);
+        self.backend.matmul(args, self.stream)
     }
 
     /// `normed = rms_norm(x)`.
@@ -366,46 +443,40 @@ impl<B: Backend> Pass<'_, B> {
         }
     }
 
-    /// `hidden += x * weight^T (+ bias)` for every token, normed if there is a `post` norm, and
+    /// `hidden += x * weight^T (+ bias)` for every row, normed if there is a `post` norm, and
     /// `normed = rms_norm(hidden)`.
     fn add(
         &self,
+        rows: &Rows<'_, B>,
         x: &B::Buffer,
         linear: &Linear<B>,
         (post, norm): (Option<&B::Buffer>, Option<&B::Buffer>),
     ) -> Result<(), BackendError> {
-        let hidden = &self.inputs.scratch.hidden;
+        let (hidden, num_rows) = (rows.hidden, rows.len);
         if let Some((post, branch)) = post.zip(self.inputs.scratch.branch.as_ref()) {
-            self.backend.matmul(self.matmul_args(x, linear, branch), self.stream)?;
-            let num_rows = self.inputs.step.num_tokens;
+            self.backend.matmul(matmul_args(x, linear, branch, num_rows), self.stream)?;
             let args = RmsNorm { out: hidden, ..self.norm_args(branch, post, num_rows) };
             self.backend.add_rms_norm(args, self.stream)?;
             return norm.map_or(Ok(()), |weight| self.norm(hidden, weight, num_rows));
         }
-        let args = Matmul { accumulate: true, ..self.matmul_args(x, linear, hidden) };
+        let args = Matmul { accumulate: true, ..matmul_args(x, linear, hidden, num_rows) };
         match norm {
             Some(weight) => {
-                let norm = self.norm_args(hidden, weight, args.num_rows);
+                let norm = self.norm_args(hidden, weight, num_rows);
                 self.backend.add_matmul_and_norm(args, norm, self.stream)
             }
             None => self.backend.matmul(args, self.stream),
         }
     }
+}
 
-    /// `out = x * weight^T (+ bias)` for every token.
-    fn matmul_args<'b>(
-        &self,
-        x: &'b B::Buffer,
-        linear: &'b Linear<B>,
-        out: &'b B::Buffer,
-    ) -> Matmul<'b, B> {
-        Matmul {
-            x,
-            weight: &linear.weight,
-            bias: linear.bias.as_ref(),
-            out,
-            num_rows: self.inputs.step.num_tokens,
-            accumulate: false,
-        }
-    }
+/// `out = x * weight^T (+ bias)` for every row.
+fn matmul_args<'b, B: Backend>(
+    x: &'b B::Buffer,
+    linear: &'b Linear<B>,
+    out: &'b B::Buffer,
+    num_rows: usize,
+) -> Matmul<'b, B> {
+    let (weight, bias) = (&linear.weight, linear.bias.as_ref());
+    Matmul { x, weight, bias, out, num_rows, accumulate: false }
 }

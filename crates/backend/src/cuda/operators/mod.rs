@@ -58,7 +58,8 @@ pub(super) struct Operators {
     silu_and_mul: Loaded<GateAndMul>,
     /// Loaded when first needed.
     gelu_and_mul: ByKey<(), Loaded<GateAndMul>>,
-    gather_sampled: Loaded<GatherSampled>,
+    gather_f32: Loaded<GatherSampled>,
+    gather_bf16: Loaded<GatherSampled>,
     greatest_logits: Loaded<GreatestLogits>,
     /// Keys, by the logits they are of.
     greatest: ByKey<CUdeviceptr, CudaBuffer>,
@@ -123,7 +124,8 @@ impl Operators {
             let embed = loader.begin(scope, Embed { table: Bf16, out: F32 });
             let rms_norm = loader.begin(scope, RmsNorm::of_state());
             let silu_and_mul = loader.begin(scope, GateAndMul { gelu: false });
-            let gather_sampled = loader.begin(scope, GatherSampled { element: F32 });
+            let gather_f32 = loader.begin(scope, GatherSampled { element: F32 });
+            let gather_bf16 = loader.begin(scope, GatherSampled { element: Bf16 });
             let greatest_logits = loader.begin(scope, GreatestLogits);
             let sample = loader.begin(scope, Sample { unusual: false });
             let move_blocks = loader.begin(scope, MoveBlocks);
@@ -138,7 +140,8 @@ impl Operators {
                 add_rms_norm: ByKey::default(),
                 silu_and_mul: silu_and_mul.end()?,
                 gelu_and_mul: ByKey::default(),
-                gather_sampled: gather_sampled.end()?,
+                gather_f32: gather_f32.end()?,
+                gather_bf16: gather_bf16.end()?,
                 greatest_logits: greatest_logits.end()?,
                 greatest: ByKey::default(),
                 sample: sample.end()?,
@@ -434,8 +437,9 @@ impl Operators {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         let Gather { x, batch, shape, len, out } = *gather;
-        check_buffer(x, Element::F32, shape.num_tokens * len, "gather_sampled: x");
-        check_buffer(out, Element::F32, shape.num_sampled * len, "gather_sampled: out");
+        let element = x.element();
+        check_buffer(x, element, shape.num_tokens * len, "gather_sampled: x");
+        check_buffer(out, element, shape.num_sampled * len, "gather_sampled: out");
         let params = GatherSampledParams {
             x: x.address(),
             sample_indices: batch.sample_indices.address(),
@@ -443,7 +447,8 @@ impl Operators {
             num_sampled: word(shape.num_sampled),
             len: word(len),
         };
-        self.gather_sampled.launch(&params, stream)
+        let kernel = if element == Element::Bf16 { &self.gather_bf16 } else { &self.gather_f32 };
+        kernel.launch(&params, stream)
     }
 
     pub(super) fn sample(
