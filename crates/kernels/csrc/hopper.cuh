@@ -117,6 +117,36 @@ DEVICE void copy_box_hinted(u32 to, const TensorMap& map, int x, int y, u32 barr
                  : "memory");
 }
 
+DEVICE void copy_box_hinted(u32 to, const TensorMap& map, int x, int y, int z, int w, u32 barrier,
+                            u64 hint) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "l"(hint)
+                 : "memory");
+}
+
+// ---- matrices of 8 x 8 elements of 16 bits to shared memory, each transposed ----
+
+// `address`: of lane i's row, row i % 8 of matrix i / 8; lanes beyond the matrices count for none.
+DEVICE void store_matrices_transposed(u32 address, const u32 (&m)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address),
+                 "r"(m[0])
+                 : "memory");
+}
+
+DEVICE void store_matrices_transposed(u32 address, const u32 (&m)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+                 "r"(m[0]), "r"(m[1])
+                 : "memory");
+}
+
+DEVICE void store_matrices_transposed(u32 address, const u32 (&m)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     address),
+                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
+
 // ---- products of a warpgroup: d[64 x N] (+)= a[64 x 16] * b[16 x N] ----
 //
 // Operands in shared memory lie in panels of 64 elements (128 bytes) a row, 16-byte chunks

@@ -2,8 +2,9 @@
 // them times the other. On Hopper, about as fast as the weights can be read.
 //
 // Operands are swapped: rows of the weights fill the long side of the tensor cores' tile, so that x
-// is padded to a multiple of 8 only. A block takes GROUPS * GROUP_ROWS rows of the weights, each
-// group of four warps its own, such that all blocks run at once and end together:
+// is padded to a multiple of 8 only. A block takes TILE_ROWS rows of the weights, each of its
+// groups of four warps 64 of them, the last what is left, such that all blocks run at once and end
+// together:
 //
 //   columns    0..63   64..127   128..      a stage: 64 columns of the weights' tile and of x;
 //   stage        0        1        2 ..     STAGES of them are a ring in shared memory
@@ -12,8 +13,11 @@
 // for each, see `fp8_split.cuh`, so that tensor cores take all as it comes: sums of a stage are
 // multiplied by x's scales, which are of 128 columns of a row, and by the weights' if these are of
 // blocks of 128 columns; scales of rows of the weights come at the end. Sums of a stage alone also
-// keep what the tensor cores' sums of e4m3 lack in precision from mattering. SPLIT: what SiLU makes
-// is left as codes besides, for the next such product; a tile is of 128 columns of it.
+// keep what the tensor cores' sums of e4m3 lack in precision from mattering.
+//
+// SiLU: 8 rows of one half of the weights and 8 of the other in turn are a tile, so that a thread
+// has both sums of an output. These meet in shared memory once, and leave as whole rows. SPLIT: as
+// codes besides, for the next such product; a tile is of 128 columns of it.
 //
 // With fewer tiles than multiprocessors, blocks along y share the columns of a tile. Each writes
 // its own sums, and the kernel behind, which reads them anyway, adds them up: if blocks waited for
@@ -34,9 +38,10 @@
 
 typedef ElementOf<SILU>::type Out; // bf16, or f32.
 
+constexpr u32 GROUP_ROWS = 64; // Of the weights: what tensor cores take at once.
+constexpr u32 GROUPS = (TILE_ROWS + GROUP_ROWS - 1) / GROUP_ROWS;
 constexpr u32 WARPS = 4 * GROUPS; // That multiply; one more copies.
 constexpr u32 THREADS = 32 * WARPS;
-constexpr u32 TILE_ROWS = GROUPS * GROUP_ROWS; // Of the weights.
 constexpr u32 ROW_BYTES = 128; // Of weights or of x, in shared memory.
 constexpr u32 TILE_COLS = FP8 ? 128 : 64;
 constexpr u32 PANELS = FP8 ? 2 : 1;    // Of x: of codes the greater and the lesser.
@@ -44,22 +49,29 @@ constexpr u32 PANEL_BYTES = M * ROW_BYTES;
 constexpr u32 WEIGHT_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr u32 STAGE_BYTES = WEIGHT_BYTES + PANELS * PANEL_BYTES;
 constexpr u32 SCALES_BYTES = FP8 ? 4 * M : 0; // Of x, of a stage.
-// Tensor cores take 64 rows of the weights: those beyond a group's are not used, but read.
-constexpr u32 BEYOND = (64 - GROUP_ROWS) * ROW_BYTES;
-constexpr u32 CHUNK = M < 16 ? M : 16; // Rows of x whose sums are written at once.
-constexpr u32 PITCH = TILE_ROWS + 4;   // What a warp writes at once falls into different banks.
+// Rows that the last group has beyond the tile's are not used, but read.
+constexpr u32 BEYOND = (GROUPS * GROUP_ROWS - TILE_ROWS) * ROW_BYTES;
 // Stages whose weights are on their way at once before earlier kernels have ended.
 constexpr u32 AHEAD = WEIGHT_BYTES < 64 * 1024 ? 64 * 1024 / WEIGHT_BYTES : 1;
-constexpr u32 SUMS_BYTES = 4 * CHUNK * PITCH;
-// SiLU: the first half of a tile's rows is of one half of the weights' rows.
+// SiLU: the weights' rows are two halves, 8 rows of one and 8 of the other in turn a tile.
 constexpr u32 HALVES = SILU ? 2 : 1;
 constexpr u32 OUT_ROWS = TILE_ROWS / HALVES;
-static_assert(M % 8 == 0 && GROUP_ROWS % 8 == 0 && GROUP_ROWS <= 64, "whole swizzled patterns");
-static_assert(GROUPS % HALVES == 0, "a group is of one half");
+#if SILU
+// An odd number of 16 bytes, so that what a warp writes at once falls into different banks.
+constexpr u32 PITCH = (OUT_ROWS / 8 | 1) * 16; // Bytes, of a row of outputs.
+constexpr u32 OUT_BYTES = M * PITCH;
+#else
+constexpr u32 CHUNK = M < 16 ? M : 16; // Rows of x whose sums are written at once.
+constexpr u32 PITCH = TILE_ROWS + 4;   // What a warp writes at once falls into different banks.
+constexpr u32 OUT_BYTES = 4 * CHUNK * PITCH;
+#endif
+static_assert(M % 8 == 0 && OUT_ROWS % 8 == 0, "whole swizzled patterns");
 static_assert(!SPLIT || OUT_ROWS == SPLIT_COLS, "a warp has what shares a scale");
 
 struct Params {
-    TensorMap weight;    // [rows, cols], boxes [TILE_ROWS / HALVES, 64]; codes as pairs
+    // [rows, cols], boxes [TILE_ROWS, 64]; codes as pairs. Of SiLU [rows / 16, 2, 8, cols], 8 rows
+    // of one half and 8 of the other: boxes [TILE_ROWS / 16, 2, 8, 64].
+    TensorMap weight;
     TensorMap x;         // [num_rows, cols], boxes [M, 64]; of codes 2 of them, boxes [2, M, 64]
     const float* bias;   // [rows], or null; only of SiLU
     const float* scales; // Of codes: [rows], or of blocks [ceil(cols / 128), rows]
@@ -72,7 +84,7 @@ struct Params {
     u32 reserved;
 };
 
-// The ring in shared memory: stages, then sums to be written, then x's scales, then barriers.
+// The ring in shared memory: stages, then what is to be written, then x's scales, then barriers.
 struct Ring : RingPlace<STAGES> {
     u32 stages;
 
@@ -80,7 +92,7 @@ struct Ring : RingPlace<STAGES> {
 
     DEVICE u32 at(u32 i) const { return stages + i * STAGE_BYTES; }
     DEVICE u32 scales(u32 i) const {
-        return at(STAGES) + (SUMS_BYTES > BEYOND ? SUMS_BYTES : BEYOND) + i * SCALES_BYTES;
+        return at(STAGES) + (OUT_BYTES > BEYOND ? OUT_BYTES : BEYOND) + i * SCALES_BYTES;
     }
     // Of a stage's weights, of its x, and of both: they are no longer needed.
     DEVICE u32 weights(u32 i) const { return scales(STAGES) + 8 * i; }
@@ -104,13 +116,13 @@ struct Tiles {
 
 // Weights are read once, x by every block.
 DEVICE void copy_weights(const Params& p, const Ring& ring, u32 tile, u32 block, u32 stage) {
-    barrier_arrive_and_expect(ring.weights(stage), WEIGHT_BYTES);
-#pragma unroll
-    for (u32 half = 0; half < HALVES; half++) {
-        u32 row = half * (p.rows / 2) + tile * OUT_ROWS;
-        copy_box_hinted(ring.at(stage) + half * OUT_ROWS * ROW_BYTES, p.weight, block * 64, row,
-                        ring.weights(stage), EVICT_FIRST);
-    }
+    u32 to = ring.at(stage), barrier = ring.weights(stage);
+    barrier_arrive_and_expect(barrier, WEIGHT_BYTES);
+#if SILU
+    copy_box_hinted(to, p.weight, block * 64, 0, 0, tile * (OUT_ROWS / 8), barrier, EVICT_FIRST);
+#else
+    copy_box_hinted(to, p.weight, block * 64, tile * TILE_ROWS, barrier, EVICT_FIRST);
+#endif
 }
 
 DEVICE void copy_x(const Params& p, const Ring& ring, u32 block, u32 stage) {
@@ -150,28 +162,26 @@ DEVICE void copy_all(const Params& p, Ring ring, u32 begin, u32 end) {
 
 // ---- multiplying ----
 
+// The output's row of weights that this lane has sums of: of SiLU in both halves, else of this row
+// and that plus 8.
+DEVICE u32 first_row(u32 tile) {
+    return tile * OUT_ROWS + warp_id() * (16 / HALVES) + lane_id() / 4;
+}
+
 // sums[i]: of columns (of x's rows) 8 i + 2 (lane % 4) and the next, of rows lane / 4 and that plus
 // 8 of a warp's 16.
 typedef float Sums[M / 8][4];
 
 #if FP8
-// The weights' scales of the rows whose sums this lane has: row lane / 4 of a warp's 16, and that
-// plus 8.
+// The weights' scales of the rows whose sums this lane has.
 struct RowScales {
     float upper;
     float lower;
 
     DEVICE RowScales(const Params& p, u32 tile, const float* scales) {
-        u32 row = warp_id() % 4 * 16 + lane_id() / 4;
-        upper = scales[weight_row(p, tile, row)];
-        lower = scales[weight_row(p, tile, row + 8)];
-    }
-
-    // Row of all weights that row `row` of this warpgroup's is.
-    static DEVICE u32 weight_row(const Params& p, u32 tile, u32 row) {
-        u32 in_tile = warp_id() / 4 * GROUP_ROWS + min(row, GROUP_ROWS - 1);
-        u32 first = in_tile / OUT_ROWS * (p.rows / 2) + tile * OUT_ROWS;
-        return min(first + in_tile % OUT_ROWS, p.rows - 1);
+        u32 row = first_row(tile), end = p.rows / HALVES;
+        upper = scales[min(row, end - 1)];
+        lower = scales[SILU ? end + min(row, end - 1) : min(row + 8, end - 1)];
     }
 };
 
@@ -263,62 +273,95 @@ DEVICE void multiply_all(const Params&, Sums& sums, Ring& ring, u32, u32 begin, 
 
 // ---- writing ----
 
-DEVICE float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
-DEVICE uint2 pack4(float4 v) { return make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)); }
-DEVICE void store4(float* to, float4 v) { *reinterpret_cast<float4*>(to) = v; }
-DEVICE void store4(bf16* to, float4 v) { *reinterpret_cast<uint2*>(to) = pack4(v); }
-DEVICE float4 add4(float4 a, float4 b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
-// x / (1 + exp(-x)) * up: saturates at both ends without ever dividing infinities.
-DEVICE float silu_and_mul(float x, float up) { return x / (1.0f + __expf(-x)) * up; }
-
-// Four neighbours of row `m` of the output, from `n` on; `sums` are theirs.
-DEVICE void write4(const Params& p, u32 m, u32 n, const float* sums) {
-    u32 len = p.rows / HALVES;
-    if (m >= p.num_rows || n >= len) return;
-    float4 sum = load4(sums);
 #if SILU
-    float4 up = load4(sums + OUT_ROWS);
+// x / (1 + exp(-x)) * up: saturates at both ends without ever dividing infinities. An exact
+// division branches, which would keep a thread's outputs apart.
+DEVICE float silu_and_mul(float x, float up) { return __fdividef(x, 1.0f + __expf(-x)) * up; }
+
+// Outputs of this warp's 8 columns, to rows of shared memory.
+DEVICE void place_outputs(const Params& p, u32 tile, const Sums& sums, u32 shared) {
+    float gate_bias = 0.0f, up_bias = 0.0f;
     if (p.bias != nullptr) {
-        sum = add4(sum, load4(p.bias + n));
-        up = add4(up, load4(p.bias + len + n));
+        u32 len = p.rows / 2, n = min(first_row(tile), len - 1);
+        gate_bias = p.bias[n], up_bias = p.bias[len + n];
     }
-    sum = make_float4(silu_and_mul(sum.x, up.x), silu_and_mul(sum.y, up.y),
-                      silu_and_mul(sum.z, up.z), silu_and_mul(sum.w, up.w));
-#endif
-    store4(p.out + (u64(blockIdx.y) * p.num_rows + m) * len + n, sum);
-#if SPLIT
-    split_pairs(p.split, m, n / SPLIT_COLS, len, pack4(sum));
-#endif
+    constexpr u32 AT_ONCE = M < 32 ? M : 32; // Rows of x.
+    u32 to = shared + lane_id() % AT_ONCE * PITCH + warp_id() * 16;
+#pragma unroll
+    for (u32 first = 0; first < M; first += AT_ONCE) {
+        u32 pairs[AT_ONCE / 8]; // Of rows of x.
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE / 8; i++) {
+            const float(&sum)[4] = sums[first / 8 + i];
+            pairs[i] = pack_bf16(silu_and_mul(sum[0] + gate_bias, sum[2] + up_bias),
+                                 silu_and_mul(sum[1] + gate_bias, sum[3] + up_bias));
+        }
+        store_matrices_transposed(to + first * PITCH, pairs);
+    }
 }
 
+DEVICE void write_tile(const Params& p, u32 tile, const Sums& sums, u8* shared) {
+    if (warp_id() * 8 < OUT_ROWS) place_outputs(p, tile, sums, shared_address(shared));
+    meet(1, THREADS);
+    u32 len = p.rows / 2;
+#if SPLIT
+    // A warp's rows side by side: those beyond the last are the last once more, without a branch.
+    constexpr u32 WARP_ROWS = (M + WARPS - 1) / WARPS;
+    if (warp_id() >= M) return;
+    uint2 pairs[WARP_ROWS];
+    u32 m[WARP_ROWS];
+#pragma unroll
+    for (u32 i = 0; i < WARP_ROWS; i++) {
+        m[i] = min(warp_id() + i * WARPS, p.num_rows - 1);
+        pairs[i] = *reinterpret_cast<const uint2*>(shared + m[i] * PITCH + lane_id() * 8);
+    }
+#pragma unroll
+    for (u32 i = 0; i < WARP_ROWS; i++) {
+        bf16* out = p.out + u64(m[i]) * len + tile * OUT_ROWS + lane_id() * 4;
+        *reinterpret_cast<uint2*>(out) = pairs[i];
+        split_pairs(p.split, m[i], tile, len, pairs[i]);
+    }
+#else
+    constexpr u32 VECTORS = OUT_ROWS / 8;
+    for (u32 i = threadIdx.x; i < M * VECTORS; i += THREADS) {
+        u32 m = i / VECTORS, in_tile = i % VECTORS * 8, n = tile * OUT_ROWS + in_tile;
+        if (m >= p.num_rows || n >= len) continue;
+        *reinterpret_cast<uint4*>(p.out + u64(m) * len + n) =
+            *reinterpret_cast<const uint4*>(shared + m * PITCH + in_tile * 2);
+    }
+#endif
+}
+#else
 // CHUNK rows of x at a time, by way of shared memory so that neighbours of a row of the output are
 // written together.
-DEVICE void write_tile(const Params& p, u32 tile, const Sums& sums, float* shared) {
-    u32 lane = lane_id(), row = warp_id() % 4 * 16 + lane / 4;
-    float* to = shared + lane % 4 * 2 * PITCH + warp_id() / 4 * GROUP_ROWS + row;
+DEVICE void write_tile(const Params& p, u32 tile, const Sums& sums, u8* memory) {
+    float* shared = reinterpret_cast<float*>(memory);
+    u32 lane = lane_id(), row = warp_id() * 16 + lane / 4;
+    float* to = shared + lane % 4 * 2 * PITCH + row;
 #pragma unroll
     for (u32 chunk = 0; chunk < M; chunk += CHUNK) {
         if (TILES || chunk > 0) meet(1, THREADS); // What was there has been written.
 #pragma unroll
         for (u32 i = 0; i < CHUNK; i += 8) {
             const float(&from)[4] = sums[(chunk + i) / 8];
-            if (row < GROUP_ROWS) to[i * PITCH] = from[0], to[(i + 1) * PITCH] = from[1];
-            if (row + 8 < GROUP_ROWS) {
+            if (row < TILE_ROWS) to[i * PITCH] = from[0], to[(i + 1) * PITCH] = from[1];
+            if (row + 8 < TILE_ROWS) {
                 to[i * PITCH + 8] = from[2], to[(i + 1) * PITCH + 8] = from[3];
             }
         }
         meet(1, THREADS);
-        constexpr u32 VECTORS = OUT_ROWS / 4;
+        constexpr u32 VECTORS = TILE_ROWS / 4;
 #pragma unroll 2
         for (u32 i = threadIdx.x; i < CHUNK * VECTORS; i += THREADS) {
-            u32 m = i / VECTORS, n = i % VECTORS * 4;
-            write4(p, chunk + m, tile * OUT_ROWS + n, shared + m * PITCH + n);
+            u32 m = chunk + i / VECTORS, n = tile * TILE_ROWS + i % VECTORS * 4;
+            if (m >= p.num_rows || n >= p.rows) continue;
+            float* out = p.out + (u64(blockIdx.y) * p.num_rows + m) * p.rows + n;
+            *reinterpret_cast<float4*>(out) =
+                *reinterpret_cast<const float4*>(shared + (m - chunk) * PITCH + i % VECTORS * 4);
         }
     }
 }
+#endif
 
 KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) u8 memory[];
@@ -342,12 +385,11 @@ KERNEL void __launch_bounds__(THREADS + 32) hopper_gemm(const __grid_constant__ 
     }
     if (threadIdx.x == 0) copy_first_x(p, ring, begin, end);
     __syncwarp();
-    float* shared = reinterpret_cast<float*>(memory + STAGES * STAGE_BYTES);
     for (Tiles tiles(p); !tiles.done(); tiles.advance()) {
         Sums sums = {};
         pin(sums); // Set here: among the products it would make these wait for each other.
         multiply_all(p, sums, ring, tiles.tile, begin, end);
         if (tiles.tile == blockIdx.x) wait_only();
-        write_tile(p, tiles.tile, sums, shared);
+        write_tile(p, tiles.tile, sums, memory + STAGES * STAGE_BYTES);
     }
 }

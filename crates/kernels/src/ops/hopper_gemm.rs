@@ -49,7 +49,7 @@ pub enum HopperOp {
 pub struct HopperShape {
     /// Most rows of `x`, at most [`HopperGemm::MAX_ROWS`].
     pub num_rows: u32,
-    /// Rows of the weights, of both halves together; a multiple of 8.
+    /// Rows of the weights, of both halves together; a multiple of 8, with SiLU of 16.
     pub rows: u32,
     /// A multiple of 8.
     pub cols: u32,
@@ -62,7 +62,7 @@ pub struct HopperShape {
 #[repr(C, align(64))]
 #[allow(missing_docs)]
 pub struct HopperGemmParams {
-    /// Of `[rows, cols]`, bf16 or pairs of codes, in boxes of [`HopperGemm::weight_box_rows`].
+    /// Of `[rows, cols]`, bf16 or pairs of codes, as [`HopperGemm::weight_boxes`] says.
     pub weight: TensorMap,
     /// Of `[num_rows, cols]`, bf16, in boxes of [`HopperGemm::x_box_rows`]; for codes of
     /// `[2, num_rows, cols]`, pairs as [`Fp8Split`] makes them, in boxes of both.
@@ -84,13 +84,22 @@ pub struct HopperGemmParams {
     pub reserved: u32,
 }
 
+/// A tensor of elements of two bytes, the fastest dimension first, and boxes of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HopperBoxes {
+    /// Elements along each dimension.
+    pub dims: Vec<usize>,
+    /// Bytes from one element to the next, of all dimensions but the first.
+    pub strides: Vec<usize>,
+    /// Elements of a box along each dimension.
+    pub sides: Vec<u32>,
+}
+
 /// How the weights are divided among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Tiling {
-    /// Groups of four warps in a block.
-    groups: u32,
-    /// Rows of the weights that a group takes.
-    group_rows: u32,
+    /// Rows of the weights that a block takes.
+    tile_rows: u32,
     /// Blocks that share the columns of a tile.
     num_parts: u32,
 }
@@ -107,7 +116,8 @@ impl HopperGemm {
     ///
     /// # Errors
     /// [`KernelError::Unsupported`] on a GPU other than Hopper, unless `num_rows` is 1 to 64, with
-    /// scales of blocks 32, and for sums of weights in bf16.
+    /// scales of blocks 32, for SiLU of rows that are no multiple of 16, and for sums of weights in
+    /// bf16.
     pub fn new(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Result<Self, KernelError> {
         let unsupported = |reason| KernelError::Unsupported { kernel: "hopper_gemm", reason };
         if gpu.arch != Arch::SM_90A {
@@ -117,6 +127,9 @@ impl HopperGemm {
         if !(1..=most).contains(&shape.num_rows) {
             let reason = format!("{} rows: it takes 1 to {most}", shape.num_rows);
             return Err(unsupported(reason));
+        }
+        if op == HopperOp::Silu && !shape.rows.is_multiple_of(16) {
+            return Err(unsupported(format!("halves of {} rows: not of whole 8", shape.rows)));
         }
         if op == HopperOp::Sums && shape.weights == HopperWeights::Bf16 {
             return Err(unsupported("sums of weights in bf16".to_owned()));
@@ -135,9 +148,22 @@ impl HopperGemm {
         Ok(kernel)
     }
 
-    /// Rows of a box of the weights.
-    pub const fn weight_box_rows(&self) -> u32 {
-        self.tiling.out_rows(self.op)
+    /// Boxes of weights of so many rows and bytes of a row: tiles. Of SiLU 8 rows of one half and 8
+    /// of the other in turn.
+    pub fn weight_boxes(&self, rows: usize, row_bytes: usize) -> HopperBoxes {
+        let (cols, tile_rows) = (row_bytes / 2, self.tiling.tile_rows);
+        match self.op {
+            HopperOp::Parts | HopperOp::Sums => HopperBoxes {
+                dims: vec![cols, rows],
+                strides: vec![row_bytes],
+                sides: vec![Self::BOX_COLS, tile_rows],
+            },
+            HopperOp::Silu => HopperBoxes {
+                dims: vec![cols, 8, 2, rows / 16],
+                strides: vec![row_bytes, rows / 2 * row_bytes, 8 * row_bytes],
+                sides: vec![Self::BOX_COLS, 8, 2, tile_rows / 16],
+            },
+        }
     }
 
     /// What so many rows of `x` are padded to.
@@ -165,8 +191,7 @@ impl HopperGemm {
 
     const fn stage_bytes(&self) -> u32 {
         let panels = self.weights.tile_cols() / Self::BOX_COLS;
-        let tile_rows = self.tiling.groups * self.tiling.group_rows;
-        2 * Self::BOX_COLS * (tile_rows + panels * self.padded_rows)
+        2 * Self::BOX_COLS * (self.tiling.tile_rows + panels * self.padded_rows)
     }
 
     /// A stage of the ring, its barriers and, with codes, the scales of `x`.
@@ -178,11 +203,15 @@ impl HopperGemm {
         self.stage_bytes() + 24 + scales
     }
 
-    /// Shared memory besides the ring: sums on their way out.
+    /// Shared memory besides the ring: what is on its way out.
     fn fixed_smem(&self) -> u32 {
-        let Tiling { groups, group_rows, .. } = self.tiling;
-        let sums = 4 * self.padded_rows.min(16) * (groups * group_rows + 4);
-        sums.max((64 - group_rows) * 2 * Self::BOX_COLS)
+        let tile_rows = self.tiling.tile_rows;
+        let out = match self.op {
+            HopperOp::Silu => self.padded_rows * ((tile_rows / 16) | 1) * 16,
+            HopperOp::Parts | HopperOp::Sums => 4 * self.padded_rows.min(16) * (tile_rows + 4),
+        };
+        let rows_beyond = self.tiling.groups() * Tiling::GROUP_ROWS - tile_rows;
+        out.max(rows_beyond * 2 * Self::BOX_COLS)
     }
 }
 
@@ -220,17 +249,18 @@ impl Tiling {
             return tiling;
         }
         let blocks_of_columns = shape.cols.div_ceil(shape.weights.tile_cols());
-        let groups: &[u32] = match op {
-            HopperOp::Silu => &[4, 2],
-            HopperOp::Sums => &[4],
-            HopperOp::Parts if shape.has_codes_and_few_rows() => &[4, 3, 2],
-            HopperOp::Parts => &[3, 2],
+        let tiles: &[u32] = match op {
+            HopperOp::Silu => &[256, 224, 192, 128, 112, 96],
+            HopperOp::Sums => &[256, 224, 192],
+            HopperOp::Parts if shape.has_codes_and_few_rows() => {
+                &[256, 224, 192, 168, 144, 128, 112, 96]
+            }
+            HopperOp::Parts => &[192, 168, 144, 128, 112, 96],
         };
         let most_parts = if op == HopperOp::Parts { HopperGemm::MAX_PARTS } else { 1 };
         let parts = 1..=most_parts.min(blocks_of_columns.max(1));
-        let all = groups.iter().flat_map(|groups| [64, 56, 48].map(|rows| (*groups, rows)));
-        let all = all.flat_map(|(groups, group_rows)| {
-            parts.clone().map(move |num_parts| Self { groups, group_rows, num_parts })
+        let all = tiles.iter().flat_map(|tile_rows| {
+            parts.clone().map(|num_parts| Self { tile_rows: *tile_rows, num_parts })
         });
         all.max_by_key(|tiling| tiling.promise(gpu, shape, op)).expect("some are tried")
     }
@@ -238,7 +268,7 @@ impl Tiling {
     /// Tiles whose output can be left as codes: that saves a kernel behind, which takes longer than
     /// some idle multiprocessors cost, since the others read nearly as fast as all.
     fn of_codes(gpu: &Gpu, shape: HopperShape, op: HopperOp) -> Option<Self> {
-        let tiling = Self { groups: 4, group_rows: 64, num_parts: 1 };
+        let tiling = Self { tile_rows: 2 * Fp8Split::COLS, num_parts: 1 };
         let blocks = shape.rows / (2 * Fp8Split::COLS);
         let is_one_wave = (gpu.num_sms * 2 / 3..=gpu.num_sms).contains(&blocks);
         let has_codes = op == HopperOp::Silu && shape.weights != HopperWeights::Bf16;
@@ -252,21 +282,28 @@ impl Tiling {
     fn promise(&self, gpu: &Gpu, shape: HopperShape, op: HopperOp) -> i64 {
         let blocks = self.num_tiles(shape.rows, op) * self.num_parts;
         let turns = blocks.div_ceil(gpu.num_sms) * gpu.num_sms;
-        let tile_rows = self.groups * self.group_rows;
-        let taken = i64::from(turns) * i64::from(tile_rows);
+        let taken = i64::from(turns) * i64::from(self.tile_rows);
         let used = 1000 * i64::from(shape.rows) * i64::from(self.num_parts) / taken.max(1);
         let lost_with_tiles = match shape.weights {
             HopperWeights::Bf16 => 6000,
             _ if shape.has_codes_and_few_rows() => 20_000,
             HopperWeights::Fp8 | HopperWeights::Fp8Blocks => 7000,
         };
-        used - 10 * i64::from(self.num_parts) - lost_with_tiles / i64::from(tile_rows)
+        used - 10 * i64::from(self.num_parts) - lost_with_tiles / i64::from(self.tile_rows)
+    }
+
+    /// Rows that tensor cores take at once.
+    const GROUP_ROWS: u32 = 64;
+
+    /// Groups of four warps in a block.
+    const fn groups(&self) -> u32 {
+        self.tile_rows.div_ceil(Self::GROUP_ROWS)
     }
 
     const fn out_rows(&self, op: HopperOp) -> u32 {
         match op {
-            HopperOp::Silu => self.groups * self.group_rows / 2,
-            HopperOp::Parts | HopperOp::Sums => self.groups * self.group_rows,
+            HopperOp::Silu => self.tile_rows / 2,
+            HopperOp::Parts | HopperOp::Sums => self.tile_rows,
         }
     }
 
@@ -286,8 +323,7 @@ impl Kernel for HopperGemm {
             entry: "hopper_gemm",
             defines: vec![
                 ("M", self.padded_rows),
-                ("GROUPS", self.tiling.groups),
-                ("GROUP_ROWS", self.tiling.group_rows),
+                ("TILE_ROWS", self.tiling.tile_rows),
                 ("STAGES", self.stages),
                 ("SILU", u32::from(self.op == HopperOp::Silu)),
                 ("TILES", u32::from(self.op == HopperOp::Sums)),
@@ -306,7 +342,7 @@ impl Kernel for HopperGemm {
         if self.op == HopperOp::Sums {
             tiles = tiles.min(self.num_sms);
         }
-        let threads = 128 * self.tiling.groups + 32;
+        let threads = 128 * self.tiling.groups() + 32;
         Launch { grid: [tiles, self.tiling.num_parts, 1], block: [threads, 1, 1] }
     }
 }
@@ -331,14 +367,14 @@ mod tests {
 
     #[test]
     fn the_matrices_of_an_8b_model_take_nearly_all_multiprocessors_once() {
-        for (rows, cols, op, groups, group_rows, num_parts) in [
-            (6144, 4096, HopperOp::Parts, 3, 48, 3),
-            (4096, 4096, HopperOp::Parts, 2, 64, 4),
-            (4096, 14336, HopperOp::Parts, 2, 64, 4),
-            (28672, 4096, HopperOp::Silu, 4, 56, 1),
+        for (rows, cols, op, tile_rows, num_parts) in [
+            (6144, 4096, HopperOp::Parts, 144, 3),
+            (4096, 4096, HopperOp::Parts, 128, 4),
+            (4096, 14336, HopperOp::Parts, 128, 4),
+            (28672, 4096, HopperOp::Silu, 224, 1),
         ] {
             let kernel = kernel(32, rows, cols, op);
-            assert_eq!(kernel.tiling, Tiling { groups, group_rows, num_parts });
+            assert_eq!(kernel.tiling, Tiling { tile_rows, num_parts });
             assert!((128..=132).contains(&(kernel.tiling.num_tiles(rows, op) * num_parts)));
         }
     }
@@ -346,16 +382,16 @@ mod tests {
     /// The fastest of those tried on an H200.
     #[test]
     fn codes_of_few_rows_are_shared_by_more_warps() {
-        for (num_rows, rows, cols, groups, group_rows, num_parts) in [
-            (1, 6144, 4096, 3, 64, 4),
-            (1, 4096, 4096, 4, 64, 8),
-            (8, 4096, 14336, 4, 64, 8),
-            (32, 6144, 4096, 3, 64, 4),
-            (32, 4096, 4096, 2, 64, 4),
-            (32, 4096, 14336, 2, 64, 4),
+        for (num_rows, rows, cols, tile_rows, num_parts) in [
+            (1, 6144, 4096, 192, 4),
+            (1, 4096, 4096, 256, 8),
+            (8, 4096, 14336, 256, 8),
+            (32, 6144, 4096, 192, 4),
+            (32, 4096, 4096, 128, 4),
+            (32, 4096, 14336, 128, 4),
         ] {
             let kernel = kernel_of(HopperWeights::Fp8, num_rows, rows, cols, HopperOp::Parts);
-            assert_eq!(kernel.tiling, Tiling { groups, group_rows, num_parts });
+            assert_eq!(kernel.tiling, Tiling { tile_rows, num_parts });
         }
     }
 
@@ -363,7 +399,7 @@ mod tests {
     fn what_becomes_codes_is_in_tiles_of_what_shares_a_scale() {
         for rows in [28672, 24576] {
             let kernel = kernel_of(HopperWeights::Fp8, 32, rows, 4096, HopperOp::Silu);
-            assert_eq!(kernel.tiling, Tiling { groups: 4, group_rows: 64, num_parts: 1 });
+            assert_eq!(kernel.tiling, Tiling { tile_rows: 256, num_parts: 1 });
             assert!(kernel.leaves_codes());
         }
         // More such tiles than multiprocessors, or a last one that is cut: codes come later.
@@ -374,16 +410,25 @@ mod tests {
         assert!(!kernel.leaves_codes());
     }
 
+    /// The first box has rows 0 to 7 of both halves, then rows 8 to 15 of both, and so on.
+    #[test]
+    fn boxes_of_halves_take_8_rows_of_each_in_turn() {
+        let kernel = kernel(8, 28672, 4096, HopperOp::Silu);
+        let HopperBoxes { dims, strides, sides } = kernel.weight_boxes(28672, 8192);
+        assert_eq!(dims, [4096, 8, 2, 1792]);
+        assert_eq!(strides, [8192, 14336 * 8192, 8 * 8192]);
+        assert_eq!(sides, [64, 8, 2, 14]);
+    }
+
     #[test]
     fn tiles_cover_all_rows_and_fit_shared_memory() {
         for num_rows in [1, 8, 9, 33, 64] {
-            for rows in [8, 72, 640, 1000, 5120, 22016, 49152] {
+            for rows in [16, 80, 640, 1008, 5120, 22016, 49152] {
                 for (cols, op) in [(72, HopperOp::Parts), (4096, HopperOp::Silu)] {
                     let kernel = kernel(num_rows, rows, cols, op);
-                    let halves = if op == HopperOp::Silu { 2 } else { 1 };
                     let tiles = kernel.tiling.num_tiles(rows, op);
-                    assert!(tiles * kernel.weight_box_rows() * halves >= rows);
-                    assert!(kernel.weight_box_rows() <= 256 && kernel.stages >= 2);
+                    assert!(tiles * kernel.tiling.tile_rows >= rows);
+                    assert!(kernel.tiling.tile_rows <= 256 && kernel.stages >= 2);
                     assert!(kernel.spec().dynamic_smem <= Gpu::H200.smem_per_block);
                     assert!(kernel.num_parts() <= cols.div_ceil(64));
                 }
@@ -402,5 +447,7 @@ mod tests {
         for (gpu, num_rows) in [(Gpu::A100, 8), (Gpu::H200, 0), (Gpu::H200, 65)] {
             assert!(HopperGemm::new(&gpu, shape(num_rows), HopperOp::Parts).is_err());
         }
+        let halves_of_4 = HopperShape { rows: 8, ..shape(8) };
+        assert!(HopperGemm::new(&Gpu::H200, halves_of_4, HopperOp::Silu).is_err());
     }
 }

@@ -17,18 +17,19 @@ impl Boxes<'_> {
     /// As `cuda/bulk.h` has it: what the driver makes of it is nobody's business.
     pub(crate) fn map(&self) -> TensorMap {
         const IS_BOX: u64 = 0x0b0c_0ded;
+        const MAX_DIMS: usize = 4;
         let num_dims = self.dims.len();
         assert!(self.strides.len() + 1 == num_dims && self.sides.len() == num_dims);
         let mut words = [0; 16];
         words[..3].copy_from_slice(&[IS_BOX, self.address, num_dims as u64]);
-        for i in 0..3 {
+        for i in 0..MAX_DIMS {
             words[3 + i] = self.dims.get(i).map_or(1, |dim| *dim as u64);
-            words[8 + i] = self.sides.get(i).map_or(1, |side| u64::from(*side));
+            words[10 + i] = self.sides.get(i).map_or(1, |side| u64::from(*side));
         }
-        for (word, stride) in words[6..8].iter_mut().zip(self.strides) {
+        for (word, stride) in words[7..10].iter_mut().zip(self.strides) {
             *word = *stride as u64;
         }
-        words[11] = 2;
+        words[14] = 2;
         TensorMap(words)
     }
 }

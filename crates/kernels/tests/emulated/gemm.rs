@@ -6,7 +6,9 @@ use inflight_kernels::{
     ops::{
         fp8_quantize::{fp8_place, fp8_row_bytes},
         fp8_split::{Fp8Split, Fp8SplitParams, SplitRows},
-        hopper_gemm::{HopperGemm, HopperGemmParams, HopperOp, HopperShape, HopperWeights},
+        hopper_gemm::{
+            HopperBoxes, HopperGemm, HopperGemmParams, HopperOp, HopperShape, HopperWeights,
+        },
     },
 };
 
@@ -142,12 +144,9 @@ impl Case {
         let Self { num_rows, rows, cols, .. } = *self;
         let is_bf16 = self.weights == HopperWeights::Bf16;
         let row_bytes = if is_bf16 { 2 * cols } else { fp8_row_bytes(cols) };
-        let weight = Boxes {
-            address: w.codes.address(),
-            dims: &[row_bytes / 2, rows],
-            strides: &[row_bytes],
-            sides: &[HopperGemm::BOX_COLS, kernel.weight_box_rows()],
-        };
+        let HopperBoxes { dims, strides, sides } = kernel.weight_boxes(rows, row_bytes);
+        let weight =
+            Boxes { address: w.codes.address(), dims: &dims, strides: &strides, sides: &sides };
         let num_dims = if is_bf16 { 2 } else { 3 };
         let of_x = Boxes {
             address: if is_bf16 { x.numbers.address() } else { x.codes.codes.address() },
@@ -282,6 +281,8 @@ fn silu_of_bf16() {
     let silu = Case { op: HopperOp::Silu, num_rows: 8, rows: 336, ..BF16 };
     let Some(()) = silu.check() else { return };
     Case { num_rows: 32, order: Order::Shuffled(4), ..silu }.check();
+    // Few rows of weights in the last tile, and twice as many of x as are stored at once.
+    Case { num_rows: 33, rows: 272, cols: 72, order: Order::Shuffled(10), ..silu }.check();
 }
 
 /// Codes, with scales of rows and of blocks of columns.

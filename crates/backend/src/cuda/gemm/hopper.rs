@@ -9,7 +9,9 @@ use inflight_kernels::{
         add_norm::{AddNorm, AddNormParams},
         fp8_quantize::fp8_row_bytes,
         fp8_split::{Fp8Split, Fp8SplitParams, SplitRows},
-        hopper_gemm::{HopperGemm, HopperGemmParams, HopperOp, HopperShape, HopperWeights},
+        hopper_gemm::{
+            HopperBoxes, HopperGemm, HopperGemmParams, HopperOp, HopperShape, HopperWeights,
+        },
         sum_parts::{SumParts, SumPartsParams},
     },
 };
@@ -243,11 +245,10 @@ impl HopperGemms {
         stream: &CudaStream,
     ) -> Result<Operands, BackendError> {
         let Product { x, num_rows, n, k, .. } = *product;
-        let box_rows = (kernel.weight_box_rows(), kernel.x_box_rows());
         match product.weight {
             MatrixPlace::Bf16(weight) => Ok(Operands {
-                weight: matrix_map(weight, (n, k), box_rows.0)?,
-                x: matrix_map(x, (num_rows, k), box_rows.1)?,
+                weight: weight_map(weight, &kernel.weight_boxes(n, 2 * k))?,
+                x: rows_map(x, (num_rows, k), kernel.x_box_rows())?,
                 scales: 0,
                 x_scales: 0,
             }),
@@ -255,8 +256,7 @@ impl HopperGemms {
                 let split = self.split_x(product, stream)?;
                 let x = codes_map(&split, k)?;
                 let x_scales = split.scales;
-                // Two codes are as wide as one number, and boxes of them too.
-                let weight = matrix_map(codes, (n, fp8_row_bytes(k) / 2), box_rows.0)?;
+                let weight = weight_map(codes, &kernel.weight_boxes(n, fp8_row_bytes(k)))?;
                 Ok(Operands { weight, x, scales, x_scales })
             }
         }
@@ -360,16 +360,22 @@ fn codes_map(split: &SplitRows, len: usize) -> Result<TensorMap, BackendError> {
     })
 }
 
-/// Boxes of a matrix of bf16, or of pairs of codes.
-fn matrix_map(
+/// Boxes of weights.
+fn weight_map(address: u64, boxes: &HopperBoxes) -> Result<TensorMap, BackendError> {
+    let HopperBoxes { dims, strides, sides } = boxes;
+    tensor_map(&Boxes { address, dims, strides, sides })
+}
+
+/// Boxes of rows of bf16.
+fn rows_map(
     address: u64,
-    (rows, cols): (usize, usize),
+    (num_rows, len): (usize, usize),
     box_rows: u32,
 ) -> Result<TensorMap, BackendError> {
     tensor_map(&Boxes {
         address,
-        dims: &[cols, rows],
-        strides: &[2 * cols],
+        dims: &[len, num_rows],
+        strides: &[2 * len],
         sides: &[HopperGemm::BOX_COLS, box_rows],
     })
 }

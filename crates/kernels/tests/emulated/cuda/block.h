@@ -58,9 +58,9 @@ struct Box {
     uint64_t magic;
     uint64_t address;
     uint64_t rank; // Dimensions, the fastest first.
-    uint64_t dims[3];
-    uint64_t strides[2]; // Bytes, of all dimensions but the first.
-    uint64_t sides[3];
+    uint64_t dims[4];
+    uint64_t strides[3]; // Bytes, of all dimensions but the first.
+    uint64_t sides[4];
     uint64_t element_bytes;
 };
 
@@ -70,7 +70,7 @@ struct BulkCopy {
     unsigned to, bytes, barrier;
     const void* from; // Null: `box`.
     Box box;
-    int at[3];
+    int at[4];
 };
 
 // One product of a warp: its 16 rows of a warpgroup's 64.

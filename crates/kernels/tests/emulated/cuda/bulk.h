@@ -16,14 +16,18 @@ constexpr unsigned swizzled(unsigned address) { return address ^ (address >> 7 &
 
 // ---- arrival ----
 
+static unsigned rows_of(const Box& box) { return box.sides[1] * box.sides[2] * box.sides[3]; }
+
 static void copy_box(const BulkCopy& copy) {
     const Box& box = copy.box;
-    for (unsigned row = 0; row < box.sides[1] * box.sides[2]; row++) {
-        int64_t y = copy.at[1] + int(row % box.sides[1]), z = copy.at[2] + int(row / box.sides[1]);
-        bool is_inside =
-            y >= 0 && z >= 0 && uint64_t(y) < box.dims[1] && uint64_t(z) < box.dims[2];
-        const char* from = reinterpret_cast<const char*>(box.address) + y * box.strides[0] +
-                           z * box.strides[1];
+    for (unsigned row = 0; row < rows_of(box); row++) {
+        const char* from = reinterpret_cast<const char*>(box.address);
+        bool is_inside = true;
+        for (unsigned i = 1, left = row; i < 4; left /= box.sides[i++]) {
+            int64_t place = copy.at[i] + int(left % box.sides[i]);
+            if (place < 0 || uint64_t(place) >= box.dims[i]) is_inside = false;
+            from += place * box.strides[i - 1];
+        }
         for (unsigned i = 0; i < box.sides[0]; i++) {
             int64_t x = copy.at[0] + int(i);
             unsigned bytes = box.element_bytes;
@@ -57,20 +61,20 @@ static void start_bulk_copy(const BulkCopy& copy) {
 
 constexpr uint64_t BOX = 0x0b0c0ded;
 
-static void start_box_copy(unsigned to, const void* map, int x, int y, int z, unsigned rank,
+static void start_box_copy(unsigned to, const void* map, const int (&at)[4], unsigned rank,
                            unsigned barrier) {
-    BulkCopy copy = {running, to, 0, barrier, nullptr, {}, {x, y, z}};
+    BulkCopy copy = {running, to, 0, barrier, nullptr, {}, {at[0], at[1], at[2], at[3]}};
     Box& box = copy.box;
     memcpy(&box, map, sizeof box);
     if (box.magic != BOX) fail("copies a box of what is no tensor");
     if (box.rank != rank) fail("copies a box of %u dimensions of %u", rank, unsigned(box.rank));
-    if (box.sides[0] * box.element_bytes != 128 || box.sides[1] > 256 || box.sides[2] > 256) {
-        fail("boxes with rows of other than 128 bytes, or more than 256 of them");
+    if (box.sides[0] * box.element_bytes != 128) fail("boxes with rows of other than 128 bytes");
+    if (box.address % 16 != 0) fail("a tensor is not aligned to 16 bytes");
+    for (unsigned i = 1; i < 4; i++) {
+        if (box.sides[i] > 256) fail("boxes of more than 256 rows along a dimension");
+        if (box.strides[i - 1] % 16 != 0) fail("rows of a tensor are not aligned to 16 bytes");
     }
-    if (box.address % 16 != 0 || box.strides[0] % 16 != 0 || box.strides[1] % 16 != 0) {
-        fail("rows of a tensor are not aligned to 16 bytes");
-    }
-    copy.bytes = 128 * box.sides[1] * box.sides[2];
+    copy.bytes = 128 * rows_of(box);
     start_bulk_copy(copy);
 }
 } // namespace emulator
@@ -85,16 +89,21 @@ inline void ptx_cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__byte
 }
 inline void ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complete_tx__bytes(
     unsigned to, const void* map, int x, int y, unsigned barrier) {
-    emulator::start_box_copy(to, map, x, y, 0, 2, barrier);
+    emulator::start_box_copy(to, map, {x, y}, 2, barrier);
 }
 inline void
 ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complete_tx__bytes_L2__cache_hint(
     unsigned to, const void* map, int x, int y, unsigned barrier, uint64_t) {
-    emulator::start_box_copy(to, map, x, y, 0, 2, barrier);
+    emulator::start_box_copy(to, map, {x, y}, 2, barrier);
 }
 inline void ptx_cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes(
     unsigned to, const void* map, int x, int y, int z, unsigned barrier) {
-    emulator::start_box_copy(to, map, x, y, z, 3, barrier);
+    emulator::start_box_copy(to, map, {x, y, z}, 3, barrier);
+}
+inline void
+ptx_cp_async_bulk_tensor_4d_shared__cluster_global_mbarrier__complete_tx__bytes_L2__cache_hint(
+    unsigned to, const void* map, int x, int y, int z, int w, unsigned barrier, uint64_t) {
+    emulator::start_box_copy(to, map, {x, y, z, w}, 4, barrier);
 }
 inline void ptx_cp_async_bulk_prefetch_tensor_2d_L2_global_tile(const void*, int, int) {}
 inline void ptx_cp_async_bulk_prefetch_L2_global(const void*, unsigned) {}

@@ -103,6 +103,8 @@ inline unsigned __float2uint_rz(float x) {
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }
+// Divisors of 2^126 and more are too large for the approximation.
+inline float __fdividef(float a, float b) { return fabsf(b) > 0x1p126f ? a * 0.0f : a / b; }
 inline void sincospif(float x, float* sin_, float* cos_) {
     *sin_ = sin(M_PI * x), *cos_ = cos(M_PI * x);
 }

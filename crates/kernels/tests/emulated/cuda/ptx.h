@@ -176,6 +176,32 @@ template <bool TRANSPOSED> void complete_load(void** lanes) {
     }
 }
 
+// Rows of what lanes give are columns of what is stored.
+template <unsigned N> struct StoredMatrices {
+    unsigned address;
+    unsigned m[N];
+
+    static void complete(void** lanes) {
+        for (int i = 0; i < 32; i++) {
+            for (unsigned m = 0; m < N; m++) {
+                unsigned pair = static_cast<StoredMatrices*>(lanes[i])->m[m];
+                for (unsigned half = 0; half < 2; half++) {
+                    unsigned row = 8 * m + i % 4 * 2 + half; // The lane with its address.
+                    unsigned address = static_cast<StoredMatrices*>(lanes[row])->address;
+                    uint16_t x = pair >> 16 * half;
+                    memcpy(shared_at(address, 16) + i / 4 * 2, &x, 2);
+                }
+            }
+        }
+    }
+
+    // Each lane notes its own row.
+    void store() {
+        meet_warp("stmatrix.trans", ~0u, *this, complete);
+        if (lane() < 8 * N) note_store(address, 16);
+    }
+};
+
 struct Product {
     float* d[4];
     unsigned a[4], b[2];
@@ -219,6 +245,19 @@ inline void ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned& a, unsi
                                                                unsigned address) {
     emulator::Matrices own = {address, {&a, &b, &c, &d}};
     emulator::meet_warp("ldmatrix.trans", ~0u, own, emulator::complete_load<true>);
+}
+
+inline void ptx_stmatrix_sync_aligned_m8n8_x1_trans_shared_b16(unsigned address, unsigned a) {
+    emulator::StoredMatrices<1>{address, {a}}.store();
+}
+inline void ptx_stmatrix_sync_aligned_m8n8_x2_trans_shared_b16(unsigned address, unsigned a,
+                                                               unsigned b) {
+    emulator::StoredMatrices<2>{address, {a, b}}.store();
+}
+inline void ptx_stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned address, unsigned a,
+                                                               unsigned b, unsigned c,
+                                                               unsigned d) {
+    emulator::StoredMatrices<4>{address, {a, b, c, d}}.store();
 }
 
 inline void ptx_movmatrix_sync_aligned_m8n8_trans_b16(unsigned& to, unsigned x) {
