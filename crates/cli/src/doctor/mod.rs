@@ -1,7 +1,8 @@
 //! `inflight doctor`: what was found, and whether it computes what it should.
 //!
 //! [`groups`]: the checks of operators, which several threads make at once, since most of their
-//! time goes to compiling kernels. Their lines come in order all the same.
+//! time goes to compiling kernels. Their lines come in order all the same. What an error stopped
+//! beside others is checked once more alone, as an engine computes.
 
 mod groups;
 
@@ -40,14 +41,14 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
     match &device {
         Chosen::Cuda(backend) => {
             describe_gpu(backend)?;
-            tally.note_groups(&gpu_groups(args.device), num_threads);
+            tally.note_groups(&gpu_groups(args.device), num_threads, Group::run);
             if let Err(error) = finish_device(&mut tally, backend) {
                 tally.note_unchecked("the rest", &error);
             }
         }
         Chosen::Cpu { no_gpu } => {
             row("gpu", no_gpu.as_deref().unwrap_or("not looked for (see --device)"));
-            tally.note_groups(&cpu_groups(), num_threads);
+            tally.note_groups(&cpu_groups(), num_threads, Group::run);
             let backend = CpuBackend::new(CpuConfig::detect())?;
             finish_device(&mut tally, &backend)?;
             tally.note(&invariance(&backend)?);
@@ -69,16 +70,36 @@ impl Tally {
         println!("  {verdict:6}  {measured:22}  {name}");
     }
 
-    /// Makes the checks of all groups.
-    fn note_groups(&mut self, groups: &[Group], num_threads: usize) {
-        let mut last = "";
-        let run = |group: &Group| Ok(group.run());
-        side_by_side(groups, num_threads, run, |group, found| {
+    /// Makes the checks of all groups by `run`, those again alone that an error stopped.
+    fn note_groups(
+        &mut self,
+        groups: &[Group],
+        num_threads: usize,
+        run: impl Fn(&Group) -> Findings + Sync,
+    ) {
+        let (mut last, mut stopped) = ("", Vec::new());
+        let make = |group: &Group| Ok(run(group));
+        side_by_side(groups, num_threads, make, |group, found| {
             if group.heading != last {
                 last = group.heading;
                 heading(last);
             }
-            let panicked = |error| Findings { stopped_by: Some(error), ..Findings::default() };
+            let found = found.unwrap_or_else(panicked);
+            match &found.stopped_by {
+                Some(error) if num_threads > 1 => {
+                    println!("  {:6}  {:22}  {}: {error:#}", "again", "alone, below", group.name());
+                    // Those that passed will again; what is wrong stays so.
+                    let wrong = found.outcomes.iter().filter(|check| !check.passed);
+                    wrong.for_each(|check| self.note(check));
+                    stopped.push(group.clone());
+                }
+                _ => self.note_group(&group.name(), found),
+            }
+        });
+        if !stopped.is_empty() {
+            heading("Alone, what an error stopped beside others");
+        }
+        side_by_side(&stopped, 1, make, |group, found| {
             self.note_group(&group.name(), found.unwrap_or_else(panicked));
         });
     }
@@ -98,6 +119,11 @@ impl Tally {
         let (name, measured) = (format!("{what}: {error:#}"), "not checked".into());
         self.note(&Outcome { passed: false, name, measured });
     }
+}
+
+/// A group that found no more than this.
+fn panicked(error: Error) -> Findings {
+    Findings { stopped_by: Some(error), ..Findings::default() }
 }
 
 fn heading(text: &str) {
@@ -187,6 +213,10 @@ fn cublas_version(number: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::HashMap, sync::Mutex};
+
+    use anyhow::anyhow;
+
     use super::*;
 
     #[test]
@@ -201,6 +231,47 @@ mod tests {
             7f04-7f05 r-xp 00000000 08:01 13 /opt/cuda 13/libcublasLt.so.13\n";
         let expected = ["/opt/cuda 13/libcublasLt.so.13", "/usr/lib/libcuda.so.580.1"];
         assert_eq!(loaded_libraries(maps), BTreeSet::from(expected));
+    }
+
+    /// Counts after groups of one check each, where `run` is told how often a group ran before.
+    fn counts(num_threads: usize, run: impl Fn(usize) -> Findings + Sync) -> (usize, usize) {
+        let groups = &cpu_groups()[..3];
+        let runs = Mutex::new(HashMap::new());
+        let mut tally = Tally::default();
+        tally.note_groups(groups, num_threads, |group| {
+            let before = {
+                let mut runs = runs.lock().unwrap();
+                let num_runs = runs.entry(group.name()).or_insert(0);
+                *num_runs += 1;
+                *num_runs - 1
+            };
+            // The last group alone has trouble.
+            if group.name() == groups[2].name() { run(before) } else { found(true) }
+        });
+        (tally.num_passed, tally.num_failed)
+    }
+
+    fn found(passed: bool) -> Findings {
+        let check = Outcome { passed, name: "a check".into(), measured: "1".into() };
+        Findings { outcomes: vec![check], ..Findings::default() }
+    }
+
+    fn stopped(found: Findings) -> Findings {
+        Findings { stopped_by: Some(anyhow!("lost")), ..found }
+    }
+
+    #[test]
+    fn what_an_error_stops_beside_others_is_checked_again_alone() {
+        let once = |before| if before == 0 { stopped(found(true)) } else { found(true) };
+        assert_eq!(counts(2, once), (3, 0));
+        // With nobody beside, and with an error again, it has failed.
+        assert_eq!(counts(1, once), (3, 1));
+        assert_eq!(counts(2, |_| stopped(found(true))), (3, 1));
+        // A wrong number stays one, whatever stopped the group after it.
+        let wrong = |before| if before == 0 { stopped(found(false)) } else { found(true) };
+        assert_eq!(counts(2, wrong), (3, 1));
+        let panics = |before| if before == 0 { panic!("at first") } else { found(true) };
+        assert_eq!(counts(2, panics), (3, 0));
     }
 
     #[test]
