@@ -291,7 +291,7 @@ fn the_shapes_of_the_reference_experiment() {
     assert_eq!((short.units, short.share), (80, 2));
     let alone = plan(&rows[..1], shape);
     assert_eq!((alone.units, alone.share), (512, 4));
-    // With 11 tiles every sixth block would have pieces of two heads; they get a block each.
+    // With 11 tiles every eleventh block would have pieces of two heads; they get a block each.
     let odd = plan(&[Row { context: 704, queries: 1 }], shape);
     assert_eq!((odd.units, odd.share, odd.rows[0].tiles), (96, 2, 12));
     assert!((0..264).all(|cta| pieces(&odd, cta, 8).len() <= 1));
