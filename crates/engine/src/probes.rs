@@ -1,9 +1,9 @@
 //! Probes: what is asked of every token of a prompt, its logprob or its state.
 //!
-//! The forward pass leaves the states of all tokens of a step on the device. After the step's own
-//! tokens were drawn, those of a prompt that is probed go through the output matrix, too, in the
-//! rows of logits that are free again: so no more of them are in a step than there are such rows,
-//! and a prompt of any length needs no more memory. The scheduler sees to that.
+//! The forward pass of a step with probes leaves the states of all its tokens on the device. After
+//! the step's own tokens were drawn, those of a prompt that is probed go through the output matrix,
+//! too, in the rows of logits that are free again: so no more of them are in a step than there are
+//! such rows, and a prompt of any length needs no more memory. The scheduler sees to that.
 //!
 //! A logprob is reported with every draw; so each probe draws, but has the token that the prompt
 //! goes on with forced by a bias, which logprobs do not see.
