@@ -39,7 +39,8 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
     let (out, expected) = (embed(&pair.device, &step)?, embed(&pair.reference, &step)?);
     pair.compare("embed", &out, &expected, 0.0);
     let (out, expected) = (gather(&pair.device, &step)?, gather(&pair.reference, &step)?);
-    pair.compare("gather_sampled", &out, &expected, 0.0);
+    pair.compare("gather_sampled states", &out.0, &expected.0, 0.0);
+    pair.compare("gather_sampled activations", &out.1, &expected.1, 0.0);
     for num_values in [1, 1001] {
         let (out, expected) =
             (random(&pair.device, num_values)?, random(&pair.reference, num_values)?);
@@ -242,13 +243,24 @@ fn embed<B: Backend>(rig: &Rig<'_, B>, step: &RandomStep) -> Result<Vec<f32>, Ba
     rig.read_state(&out, shape.num_tokens * len)
 }
 
-fn gather<B: Backend>(rig: &Rig<'_, B>, step: &RandomStep) -> Result<Vec<f32>, BackendError> {
+/// States, and activations: numbers that are exact in both types.
+fn gather<B: Backend>(
+    rig: &Rig<'_, B>,
+    step: &RandomStep,
+) -> Result<(Vec<f32>, Vec<f32>), BackendError> {
     let len = 72;
     let (batch, shape) = step.unpack(rig)?;
+    let out_len = shape.num_sampled * len;
+    let gather =
+        |x: &_, out: &_| rig.backend.gather_sampled(x, &batch, shape, len, out, &rig.stream);
     let x = rig.state(&normal(31, shape.num_tokens * len))?;
-    let out = rig.state(&vec![f32::NAN; shape.num_sampled * len])?;
-    rig.backend.gather_sampled(&x, &batch, shape, len, &out, &rig.stream)?;
-    rig.read_state(&out, shape.num_sampled * len)
+    let states = rig.state(&vec![f32::NAN; out_len])?;
+    gather(&x, &states)?;
+    let numbers: Vec<f32> = (0..shape.num_tokens * len).map(|i| (i % 251) as f32).collect();
+    let x = rig.activations(&numbers)?;
+    let activations = rig.poisoned(out_len)?;
+    gather(&x, &activations)?;
+    Ok((rig.read_state(&states, out_len)?, rig.read_activations(&activations, out_len)?))
 }
 
 /// Random weights as a device makes them, seen by looking up every row.

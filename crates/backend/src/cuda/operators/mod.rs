@@ -447,7 +447,11 @@ impl Operators {
             num_sampled: word(shape.num_sampled),
             len: word(len),
         };
-        let kernel = if element == Element::Bf16 { &self.gather_bf16 } else { &self.gather_f32 };
+        let kernel = match element {
+            Element::Bf16 => &self.gather_bf16,
+            Element::F32 => &self.gather_f32,
+            Element::Word | Element::Fp8 => panic!("gather_sampled: x of {element:?}"),
+        };
         kernel.launch(&params, stream)
     }
 
