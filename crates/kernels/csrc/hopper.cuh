@@ -125,9 +125,37 @@ DEVICE void copy_box_hinted(u32 to, const TensorMap& map, int x, int y, int z, i
                  : "memory");
 }
 
-// ---- matrices of 8 x 8 elements of 16 bits to shared memory, each transposed ----
+// ---- copies out of shared memory ----
+
+// What was written there is behind a fence. What of the box lies outside the tensor is left out.
+DEVICE void copy_box_out(const TensorMap& map, int x, int y, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group "
+                 "[%0, {%1, %2}], [%3];" ::"l"(&map),
+                 "r"(x), "r"(y), "r"(from)
+                 : "memory");
+}
+
+DEVICE void copies_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Of this thread: shared memory may be written again.
+DEVICE void copies_out_have_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+DEVICE void copies_out_have_ended() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// ---- matrices of 8 x 8 elements of 16 bits to shared memory ----
 
 // `address`: of lane i's row, row i % 8 of matrix i / 8; lanes beyond the matrices count for none.
+DEVICE void store_matrices(u32 address, const u32 (&m)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address),
+                 "r"(m[0]), "r"(m[1])
+                 : "memory");
+}
+
+// As above, each transposed.
 DEVICE void store_matrices_transposed(u32 address, const u32 (&m)[1]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address),
                  "r"(m[0])
@@ -188,6 +216,9 @@ template <u32 N> struct Product;
 #define WG_32(i) WG_16(i), WG_16(i + 4)
 #define WG_48(i) WG_32(i), WG_16(i + 8)
 #define WG_64(i) WG_32(i), WG_32(i + 8)
+#define WG_88(i) WG_64(i), WG_16(i + 16), WG_8(i + 20)
+#define WG_96(i) WG_64(i), WG_32(i + 16)
+#define WG_112(i) WG_64(i), WG_48(i + 16)
 #define WG_128(i) WG_64(i), WG_64(i + 16)
 
 #define WG_NAMES_4 "%0,%1,%2,%3"
@@ -200,11 +231,14 @@ template <u32 N> struct Product;
     WG_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WG_NAMES_64                                                                               \
     WG_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define WG_NAMES_128                                                                              \
+#define WG_NAMES_88                                                                               \
     WG_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,"   \
-                "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,"  \
-                "%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,"     \
-                "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+                "%83,%84,%85,%86,%87"
+#define WG_NAMES_96 WG_NAMES_88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define WG_NAMES_112                                                                              \
+    WG_NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define WG_NAMES_128                                                                              \
+    WG_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // `both`: a and b in shared memory, both by rows; d is overwritten unless `add`.
 // `codes`: as `both`, of 32 columns of e4m3 instead of 16 of bf16, in as many bytes.
@@ -248,4 +282,7 @@ WG_PRODUCT(32, 16, "%16", "%17", "%18", "%19", "%20");
 WG_PRODUCT(64, 32, "%32", "%33", "%34", "%35", "%36");
 WG_PRODUCT(96, 48, "%48", "%49", "%50", "%51", "%52");
 WG_PRODUCT(128, 64, "%64", "%65", "%66", "%67", "%68");
+WG_PRODUCT(176, 88, "%88", "%89", "%90", "%91", "%92");
+WG_PRODUCT(192, 96, "%96", "%97", "%98", "%99", "%100");
+WG_PRODUCT(224, 112, "%112", "%113", "%114", "%115", "%116");
 WG_PRODUCT(256, 128, "%128", "%129", "%130", "%131", "%132");

@@ -19,6 +19,15 @@ pub(super) struct Boxes<'a> {
 
 /// As the driver encodes it, with chunks of 16 bytes exchanged within 8 rows of 128 bytes.
 pub(super) fn tensor_map(boxes: &Boxes<'_>) -> Result<TensorMap, BackendError> {
+    encode(boxes, sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B)
+}
+
+/// As above, but rows of a box lie one behind the other in shared memory.
+pub(super) fn plain_tensor_map(boxes: &Boxes<'_>) -> Result<TensorMap, BackendError> {
+    encode(boxes, sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE)
+}
+
+fn encode(boxes: &Boxes<'_>, swizzle: sys::CUtensorMapSwizzle) -> Result<TensorMap, BackendError> {
     let dims: Vec<u64> = boxes.dims.iter().map(|dim| *dim as u64).collect();
     let strides: Vec<u64> = boxes.strides.iter().map(|stride| *stride as u64).collect();
     assert!(strides.len() + 1 == dims.len() && boxes.sides.len() == dims.len(), "dimensions");
@@ -37,7 +46,7 @@ pub(super) fn tensor_map(boxes: &Boxes<'_>) -> Result<TensorMap, BackendError> {
             boxes.sides.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -145,8 +145,8 @@ fn check_with_what_comes_next<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), 
             let half = |key| weight(scales, key, len, cols);
             let (halves, weight) = ([half(60)?, half(70)?], half(80)?);
             let name = format!("{num_rows}x{len}x{cols}, weights in fp8: {scales:?}");
-            let out = gated(&pair.device, num_rows, &halves)?;
-            let expected = gated(&pair.reference, num_rows, &halves)?;
+            let out = gated(&pair.device, num_rows, &halves, true)?;
+            let expected = gated(&pair.reference, num_rows, &halves, true)?;
             pair.compare(format!("gated_matmul {name}"), &out, &expected, BF16_TOLERANCE);
             let (sums, normed) = add_and_norm(&pair.device, num_rows, &weight, true)?;
             let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, &weight, true)?;

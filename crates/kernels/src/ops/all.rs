@@ -12,6 +12,7 @@ use super::{
     fp8_quantize::Fp8Quantize,
     fp8_split::Fp8Split,
     gate_and_mul::GateAndMul,
+    gated_gemm::GatedGemm,
     gather_sampled::GatherSampled,
     gemv::Gemv,
     greatest_logits::GreatestLogits,
@@ -90,6 +91,10 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
     if gpu.arch == Arch::SM_90A {
         specs.extend([Fp8Split.spec(), AddNorm { split: true }.spec()]);
         specs.extend(hopper_gemms(gpu)?);
+        // One of each size of tile.
+        for (num_rows, len) in [(8192, 14336), (1024, 14336), (256, 14336), (128, 11008)] {
+            specs.push(GatedGemm::new(gpu, num_rows, len)?.spec());
+        }
     }
     add_attention(gpu, &mut specs)?;
     Ok(specs)

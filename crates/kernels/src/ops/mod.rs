@@ -5,9 +5,9 @@
 //! token), [`prefill_attention`] (rows of several; [`prefill_hopper`] where it can),
 //! [`gate_and_mul`], [`gather_sampled`], [`greatest_logits`] and [`sample`]. [`gemv`] and
 //! [`flat_gemm`] are matrix products of very few and of few rows; [`hopper_gemm`] leaves what comes
-//! next to be done by [`add_norm`] or [`sum_parts`], or does it itself; [`fp8_gemv`] has weights in
-//! fp8, [`fp8_split`] makes activations codes that lose nothing, [`fp8_quantize`] rounds to fp8,
-//! [`fp8_expand`] undoes that.
+//! next to be done by [`add_norm`] or [`sum_parts`], or does it itself, as [`gated_gemm`] does for
+//! many rows; [`fp8_gemv`] has weights in fp8, [`fp8_split`] makes activations codes that lose
+//! nothing, [`fp8_quantize`] rounds to fp8, [`fp8_expand`] undoes that.
 //! [`random_normal`] fills dummy weights; [`move_blocks`] copies blocks of the KV cache,
 //! [`turn_blocks`] with keys of other positions; [`cut_prompt`] copies of a prompt what its end
 //! attends to.
@@ -27,6 +27,7 @@ pub mod fp8_gemv;
 pub mod fp8_quantize;
 pub mod fp8_split;
 pub mod gate_and_mul;
+pub mod gated_gemm;
 pub mod gather_sampled;
 pub mod gemv;
 pub mod greatest_logits;

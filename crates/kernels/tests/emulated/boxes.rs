@@ -14,6 +14,13 @@ pub(crate) struct Boxes<'a> {
 }
 
 impl Boxes<'_> {
+    /// Rows of a box lie one behind the other in shared memory, and nothing is exchanged.
+    pub(crate) fn plain_map(&self) -> TensorMap {
+        let TensorMap(mut words) = self.map();
+        words[15] = 1;
+        TensorMap(words)
+    }
+
     /// As `cuda/bulk.h` has it: what the driver makes of it is nobody's business.
     pub(crate) fn map(&self) -> TensorMap {
         const IS_BOX: u64 = 0x0b0c_0ded;

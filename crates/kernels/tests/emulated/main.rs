@@ -39,6 +39,7 @@ mod decode;
 mod decode_codes;
 mod emulator;
 mod flat;
+mod gated;
 mod gemm;
 mod kept;
 mod kv;

@@ -63,6 +63,7 @@ impl Gemm {
                 Ok(few.contains(&problem.num_rows) && problem.n.is_multiple_of(8))
             }
             Method::Hopper => Ok(self.hopper.takes(problem)),
+            Method::Gated => Ok(self.gated.takes(problem)),
         }
     }
 

@@ -60,7 +60,7 @@ impl Gemm {
             }
             (Method::Gemv, _) => Ok(problem.num_rows <= Fp8Gemv::MAX_ROWS as usize),
             (Method::Hopper, _) => Ok(self.hopper.takes(problem)),
-            (Method::Library(_) | Method::InParts { .. } | Method::Flat(_), _) => Ok(false),
+            _ => Ok(false),
         }
     }
 
@@ -119,7 +119,7 @@ impl Gemm {
                 self.expand(product).map(drop)
             }
             Method::Hopper => self.hopper.load(product, stream),
-            Method::Gemv | Method::Flat(_) | Method::InParts { .. } => {
+            Method::Gemv | Method::Flat(_) | Method::InParts { .. } | Method::Gated => {
                 self.fp8_gemv(product).map(drop)
             }
         }
@@ -149,7 +149,7 @@ impl Gemm {
                 self.launch_library(descriptor, algorithm, (product, operands), stream)
             }
             Method::Hopper => self.hopper.launch(product, stream),
-            Method::Gemv | Method::Flat(_) | Method::InParts { .. } => {
+            Method::Gemv | Method::Flat(_) | Method::InParts { .. } | Method::Gated => {
                 self.fp8_gemv(product)?.launch(&gemv_params(product), stream)
             }
         }

@@ -9,12 +9,13 @@
 //! [`problem`]: which products are computed alike. [`descriptor`]: what cuBLASLt is told.
 //! [`candidates`]: what could compute a problem. [`tune`]: the fastest of them, timed with a cold
 //! L2 and with the [`neighbours`] that products have in the loop. [`store`]: the choices of earlier
-//! runs. [`table`]: all that for people. [`hopper`]: products that do what comes next too.
-//! [`library`]: cuBLASLt alone, to compare with. [`parts`]: its sums in parts, for a norm.
+//! runs. [`table`]: all that for people. [`hopper`], [`gated`]: products that do what comes next
+//! too. [`library`]: cuBLASLt alone, to compare with. [`parts`]: its sums in parts, for a norm.
 
 mod candidates;
 mod descriptor;
 mod fp8;
+mod gated;
 mod hopper;
 mod library;
 mod neighbours;
@@ -48,6 +49,7 @@ pub use table::{Tuned, TunedKind, TunedProduct};
 use self::{
     descriptor::{Layouts, ProductDescriptor},
     fp8::Fp8Kernels,
+    gated::GatedGemms,
     hopper::HopperGemms,
     neighbours::Neighbours,
     problem::{NextKind, WeightKind},
@@ -76,6 +78,7 @@ pub(super) struct Gemm {
     flat: ByKey<FlatGemm, Loaded<FlatGemm>>,
     fp8: Fp8Kernels,
     hopper: HopperGemms,
+    gated: GatedGemms,
     neighbours: Neighbours,
     /// Whether there are weights in fp8 that kernels of ours multiply with activations as codes.
     takes_codes: AtomicBool,
@@ -128,12 +131,14 @@ enum Method {
     Flat(Ring),
     /// Our kernels for few rows on Hopper, which do what comes next as well.
     Hopper,
+    /// Our kernel for many rows on Hopper, which does SiLU as well.
+    Gated,
 }
 
 impl Method {
     /// Whether what comes next is done as well.
     fn does_next(self) -> bool {
-        matches!(self, Self::Hopper | Self::InParts { .. })
+        matches!(self, Self::Hopper | Self::Gated | Self::InParts { .. })
     }
 }
 
@@ -266,6 +271,7 @@ impl Gemm {
             flat: ByKey::default(),
             fp8: Fp8Kernels::default(),
             hopper: HopperGemms::new(loader),
+            gated: GatedGemms::new(loader),
             neighbours: Neighbours::new(loader),
             takes_codes: AtomicBool::new(false),
             handle,
@@ -332,6 +338,7 @@ impl Gemm {
             (MatrixPlace::Bf16(_), Method::Gemv) => self.gemv(product).map(drop),
             (MatrixPlace::Bf16(_), Method::Flat(ring)) => self.flat(product, ring).map(drop),
             (MatrixPlace::Bf16(_), Method::Hopper) => self.hopper.load(product, stream),
+            (MatrixPlace::Bf16(_), Method::Gated) => self.gated.load(product).map(drop),
         }
     }
 
@@ -383,6 +390,7 @@ impl Gemm {
                 self.flat(product, *ring)?.launch(&flat_params(product, weight), stream)
             }
             Method::Hopper => self.hopper.launch(product, stream),
+            Method::Gated => self.gated.launch(product, stream),
         }
     }
 
@@ -503,13 +511,13 @@ impl Gemm {
         problem: Problem,
         stream: &CudaStream,
     ) -> Result<Vec<Method>, BackendError> {
-        let takes = self.hopper.takes(problem);
-        if takes && problem.n * problem.k <= SMALL_MATRIX {
-            return Ok(vec![Method::Hopper]);
+        let few = self.hopper.takes(problem).then_some(Method::Hopper);
+        let ours = few.or_else(|| self.gated.takes(problem).then_some(Method::Gated));
+        if ours.is_some() && problem.n * problem.k <= SMALL_MATRIX {
+            return Ok(ours.into_iter().collect());
         }
-        let alone = self.planned(state, problem.alone(), stream)?;
-        let mut methods = vec![alone];
-        methods.extend(takes.then_some(Method::Hopper));
+        let mut methods = vec![self.planned(state, problem.alone(), stream)?];
+        methods.extend(ours);
         methods.extend(self.candidates_in_parts(descriptors, problem)?);
         Ok(methods)
     }

@@ -19,13 +19,14 @@ use crate::cuda::device::DeviceInfo;
 
 /// Counts what changed the speed of our own kernels or how candidates are timed: earlier choices do
 /// not hold then.
-const REVISION: u32 = 7;
+const REVISION: u32 = 8;
 /// How a line names our own kernels.
-const OURS: [(&str, Method); 4] = [
+const OURS: [(&str, Method); 5] = [
     ("gemv", Method::Gemv),
     ("flat-whole", Method::Flat(Ring::Whole)),
     ("flat-half", Method::Flat(Ring::Half)),
     ("hopper", Method::Hopper),
+    ("gated", Method::Gated),
 ];
 /// What comes before the algorithm of a product with expanded weights.
 const EXPANDED: &str = "expanded ";
@@ -93,7 +94,7 @@ fn text(method: Method) -> String {
         Method::InParts { algorithm, num_parts } => {
             format!("{IN_PARTS}{num_parts} {}", words(algorithm))
         }
-        Method::Gemv | Method::Flat(_) | Method::Hopper => {
+        Method::Gemv | Method::Flat(_) | Method::Hopper | Method::Gated => {
             let ours = OURS.iter().find(|(_, ours)| *ours == method);
             ours.map(|(name, _)| (*name).to_owned()).expect("every kernel of ours has a name")
         }
@@ -170,6 +171,7 @@ mod tests {
         store.put(problem(8), algorithm);
         store.put(problem(1), Method::Gemv);
         store.put(problem(32), Method::Flat(Ring::Half));
+        store.put(problem(128), Method::Gated);
         store.put(fp8, Method::Expanded(words));
         store.put(problem(256), Method::InParts { algorithm: words, num_parts: 4 });
         let path = folder.join(format!("gemm-NVIDIA-H200-13000-130100-{REVISION}.txt"));
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!(
             text,
             "8x6144x4096+bias 1 2 3 ffffffffffffffff 5 6 7 8\n1x6144x4096+bias gemv\n\
-             32x6144x4096+bias flat-half\n\
+             32x6144x4096+bias flat-half\n128x6144x4096+bias gated\n\
              64x6144x4096+bias+fp8blocks expanded 1 2 3 ffffffffffffffff 5 6 7 8\n\
              256x6144x4096+bias parts 4 1 2 3 ffffffffffffffff 5 6 7 8\n"
         );
@@ -187,6 +189,7 @@ mod tests {
         assert_eq!(open("NVIDIA H200").get(&problem(8)), Some(algorithm));
         assert_eq!(open("NVIDIA H200").get(&problem(1)), Some(Method::Gemv));
         assert_eq!(open("NVIDIA H200").get(&problem(32)), Some(Method::Flat(Ring::Half)));
+        assert_eq!(open("NVIDIA H200").get(&problem(128)), Some(Method::Gated));
         assert_eq!(open("NVIDIA H200").get(&fp8), Some(Method::Expanded(words)));
         let mut without_file = open("NVIDIA H200").without_file();
         without_file.put(problem(16), Method::Gemv);

@@ -114,6 +114,7 @@ impl std::fmt::Display for Method {
             Self::Flat(super::Ring::Whole) => "flat, whole ring",
             Self::Flat(super::Ring::Half) => "flat, half a ring",
             Self::Hopper => "hopper",
+            Self::Gated => "gated",
         })
     }
 }

@@ -62,6 +62,7 @@ struct Box {
     uint64_t strides[3]; // Bytes, of all dimensions but the first.
     uint64_t sides[4];
     uint64_t element_bytes;
+    uint64_t is_plain; // Rows of a box lie one behind the other, nothing is exchanged.
 };
 
 // To shared memory, and then a barrier there is told.
@@ -69,6 +70,15 @@ struct BulkCopy {
     Thread* by;
     unsigned to, bytes, barrier;
     const void* from; // Null: `box`.
+    Box box;
+    int at[4];
+};
+
+// Out of shared memory.
+struct BoxOut {
+    Thread* by;
+    unsigned from;
+    bool is_committed;
     Box box;
     int at[4];
 };
@@ -113,6 +123,7 @@ struct Block {
     std::vector<unsigned char> memory; // Its shared memory, while another block runs.
     std::vector<uint16_t> unfenced;    // Of words: who wrote it without a fence, and one.
     std::vector<BulkCopy> copies;
+    std::vector<BoxOut> copies_out;
     Accumulators products[MAX_THREADS / 32]; // Of warps.
     std::vector<unsigned> waiting_warps;     // For their products.
     Cluster* cluster;

@@ -176,8 +176,8 @@ template <bool TRANSPOSED> void complete_load(void** lanes) {
     }
 }
 
-// Rows of what lanes give are columns of what is stored.
-template <unsigned N> struct StoredMatrices {
+// Transposed, rows of what lanes give are columns of what is stored.
+template <unsigned N, bool TRANSPOSED> struct StoredMatrices {
     unsigned address;
     unsigned m[N];
 
@@ -186,10 +186,13 @@ template <unsigned N> struct StoredMatrices {
             for (unsigned m = 0; m < N; m++) {
                 unsigned pair = static_cast<StoredMatrices*>(lanes[i])->m[m];
                 for (unsigned half = 0; half < 2; half++) {
-                    unsigned row = 8 * m + i % 4 * 2 + half; // The lane with its address.
-                    unsigned address = static_cast<StoredMatrices*>(lanes[row])->address;
+                    unsigned row = i / 4, column = i % 4 * 2 + half;
+                    if (TRANSPOSED) std::swap(row, column);
+                    // The lane with the row's address.
+                    void* of_row = lanes[8 * m + row];
+                    unsigned address = static_cast<StoredMatrices*>(of_row)->address;
                     uint16_t x = pair >> 16 * half;
-                    memcpy(shared_at(address, 16) + i / 4 * 2, &x, 2);
+                    memcpy(shared_at(address, 16) + column * 2, &x, 2);
                 }
             }
         }
@@ -197,7 +200,7 @@ template <unsigned N> struct StoredMatrices {
 
     // Each lane notes its own row.
     void store() {
-        meet_warp("stmatrix.trans", ~0u, *this, complete);
+        meet_warp(TRANSPOSED ? "stmatrix.trans" : "stmatrix", ~0u, *this, complete);
         if (lane() < 8 * N) note_store(address, 16);
     }
 };
@@ -247,17 +250,21 @@ inline void ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned& a, unsi
     emulator::meet_warp("ldmatrix.trans", ~0u, own, emulator::complete_load<true>);
 }
 
+inline void ptx_stmatrix_sync_aligned_m8n8_x2_shared_b16(unsigned address, unsigned a,
+                                                         unsigned b) {
+    emulator::StoredMatrices<2, false>{address, {a, b}}.store();
+}
 inline void ptx_stmatrix_sync_aligned_m8n8_x1_trans_shared_b16(unsigned address, unsigned a) {
-    emulator::StoredMatrices<1>{address, {a}}.store();
+    emulator::StoredMatrices<1, true>{address, {a}}.store();
 }
 inline void ptx_stmatrix_sync_aligned_m8n8_x2_trans_shared_b16(unsigned address, unsigned a,
                                                                unsigned b) {
-    emulator::StoredMatrices<2>{address, {a, b}}.store();
+    emulator::StoredMatrices<2, true>{address, {a, b}}.store();
 }
 inline void ptx_stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned address, unsigned a,
                                                                unsigned b, unsigned c,
                                                                unsigned d) {
-    emulator::StoredMatrices<4>{address, {a, b, c, d}}.store();
+    emulator::StoredMatrices<4, true>{address, {a, b, c, d}}.store();
 }
 
 inline void ptx_movmatrix_sync_aligned_m8n8_trans_b16(unsigned& to, unsigned x) {

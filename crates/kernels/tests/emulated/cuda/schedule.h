@@ -108,6 +108,7 @@ static void check_end() {
     if (_setjmp(scheduler) != 0) return;
     check_fence();
     if (!current->copies.empty()) fail("ends before a copy that it asked for has arrived");
+    if (!current->copies_out.empty()) fail("ends before a copy out of it has been made");
 }
 
 // Lets one warp of a block run; false if none can.

@@ -1,0 +1,204 @@
+//! Gated products of many rows on Hopper's tensor cores, bound by what these keep up.
+
+use crate::{Arch, Budget, Gpu, Kernel, KernelError, KernelSpec, Launch, Source, TensorMap};
+
+/// `silu(x * gate^T) * (x * up^T)`, all in bf16, sums in f32.
+///
+/// A row's sums have the same order whatever the number of rows is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GatedGemm {
+    tile: Tile,
+    stages: u32,
+    num_sms: u32,
+}
+
+/// Arguments of [`GatedGemm`]. Tensors' fastest dimension comes first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+#[allow(missing_docs)]
+pub struct GatedGemmParams {
+    /// `[cols, num_rows]`, boxes of [`BOX_COLS`](GatedGemm::BOX_COLS) by
+    /// [`x_box_rows`](GatedGemm::x_box_rows).
+    pub x: TensorMap,
+    /// `[cols, 8, 2, len / 8]`: 8 rows of gate and 8 of up in turn; boxes of
+    /// [`weight_box`](GatedGemm::weight_box).
+    pub weight: TensorMap,
+    /// `[len, num_rows]`, boxes of [`out_box`](GatedGemm::out_box) whose rows lie one behind the
+    /// other in shared memory.
+    pub out: TensorMap,
+    pub num_rows: u32,
+    /// Rows of gate and of up each; a multiple of 8.
+    pub len: u32,
+    /// A multiple of 8.
+    pub cols: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a block computes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tile {
+    /// Of `x`.
+    rows: u32,
+    /// Of gate and up together.
+    cols: u32,
+}
+
+impl GatedGemm {
+    /// Columns of a box of `x` and of the weights: 128 bytes.
+    pub const BOX_COLS: u32 = 64;
+    /// Fewest rows of `x` that it is for: below, reading the weights takes longer than
+    /// multiplying, and [`HopperGemm`](super::hopper_gemm::HopperGemm) reads them faster.
+    pub const MIN_ROWS: u32 = super::hopper_gemm::HopperGemm::MAX_ROWS + 1;
+
+    /// The kernel that is best for about `num_rows` rows of `x` and `len` rows of gate and of up
+    /// each; it takes any number of rows.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] on a GPU other than Hopper, and unless `len` is a multiple of
+    /// 8.
+    pub fn new(gpu: &Gpu, num_rows: u32, len: u32) -> Result<Self, KernelError> {
+        let unsupported = |reason| KernelError::Unsupported { kernel: "gated_gemm", reason };
+        if gpu.arch != Arch::SM_90A {
+            return Err(unsupported(format!("it is for sm_90a, not {}", gpu.arch.name())));
+        }
+        if !len.is_multiple_of(8) {
+            return Err(unsupported(format!("{len} rows of gate: not a multiple of 8")));
+        }
+        let cost = |tile: &Tile| tile.cost(gpu.num_sms, num_rows, len);
+        let tile = Tile::ALL.into_iter().min_by_key(cost).expect("there are tiles");
+        let stages = (gpu.smem_per_block - tile.out_bytes()) / tile.smem_of_stage();
+        Ok(Self { tile, stages: stages.min(Self::MAX_STAGES), num_sms: gpu.num_sms })
+    }
+
+    const MAX_STAGES: u32 = 8;
+
+    /// Rows of a box of `x`.
+    pub const fn x_box_rows(&self) -> u32 {
+        self.tile.rows
+    }
+
+    /// Sides of a box of the weights.
+    pub const fn weight_box(&self) -> [u32; 4] {
+        [Self::BOX_COLS, 8, 2, self.tile.cols / 16]
+    }
+
+    /// Sides of a box of the output: rows of a warp.
+    pub const fn out_box(&self) -> [u32; 2] {
+        [self.tile.out_cols(), 16]
+    }
+}
+
+impl Tile {
+    /// Those whose sums fit registers: 192 or less of two groups' threads.
+    const ALL: [Self; 4] = [
+        Self { rows: 256, cols: 192 },
+        Self { rows: 256, cols: 176 },
+        Self { rows: 128, cols: 224 },
+        Self { rows: 128, cols: 176 },
+    ];
+
+    const fn out_cols(self) -> u32 {
+        self.cols / 2
+    }
+
+    const fn out_bytes(self) -> u32 {
+        2 * self.rows * self.out_cols()
+    }
+
+    /// A stage of the ring and its barriers.
+    const fn smem_of_stage(self) -> u32 {
+        2 * GatedGemm::BOX_COLS * (self.rows + self.cols) + 16
+    }
+
+    const fn num_tiles(self, num_rows: u32, len: u32) -> [u32; 2] {
+        [num_rows.div_ceil(self.rows), len.div_ceil(self.out_cols())]
+    }
+
+    /// Time, as if of sums: what all blocks take in their turns, and what is copied for it, which
+    /// costs power and so time.
+    fn cost(self, num_sms: u32, num_rows: u32, len: u32) -> u64 {
+        let [row_tiles, col_tiles] = self.num_tiles(num_rows.max(1), len).map(u64::from);
+        let turns = (row_tiles * col_tiles).div_ceil(u64::from(num_sms));
+        let (rows, cols) = (u64::from(self.rows), u64::from(self.cols));
+        turns * (rows * cols + Self::COST_OF_COPIES * (rows + cols))
+    }
+
+    /// Sums that cost as much as copying a row of `x` or of the weights does for them. On a hot
+    /// H200 8192 rows by tiles of 256 x 128, 160 and 192 go at 655, 682 and 692 TFLOP/s; 1000 rows
+    /// take 357 us by 256 x 176, 380 by 128 x 224 and 385 by 128 x 176.
+    const COST_OF_COPIES: u64 = 24;
+
+    /// Tiles along `x` that take the same weights at the same time: 2048 rows.
+    const fn group(self) -> u32 {
+        2048 / self.rows
+    }
+}
+
+impl Kernel for GatedGemm {
+    type Params = GatedGemmParams;
+
+    fn spec(&self) -> KernelSpec {
+        let text = include_str!("../../csrc/gated_gemm.cu");
+        KernelSpec {
+            source: Source { file: "gated_gemm.cu", text },
+            entry: "gated_gemm",
+            defines: vec![
+                ("ROWS", self.tile.rows),
+                ("COLS", self.tile.cols),
+                ("STAGES", self.stages),
+                ("GROUP", self.tile.group()),
+            ],
+            dynamic_smem: self.stages * self.tile.smem_of_stage() + self.tile.out_bytes(),
+            params_bytes: size_of::<GatedGemmParams>(),
+            budget: Budget { registers: 168, static_smem: 0 },
+        }
+    }
+
+    fn launch(&self, params: &GatedGemmParams) -> Launch {
+        let [row_tiles, col_tiles] = self.tile.num_tiles(params.num_rows, params.len);
+        let blocks = row_tiles.saturating_mul(col_tiles).min(self.num_sms);
+        Launch { grid: [blocks, 1, 1], block: [384, 1, 1] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: u32 = 14336;
+
+    /// The fastest of those tried on an H200, by more than noise.
+    #[test]
+    fn tiles_of_an_8b_model() {
+        for (num_rows, rows, cols) in
+            [(80, 128, 224), (128, 128, 224), (256, 128, 224), (512, 128, 224), (1024, 256, 176)]
+        {
+            let kernel = GatedGemm::new(&Gpu::H200, num_rows, LEN).unwrap();
+            assert_eq!(kernel.tile, Tile { rows, cols }, "{num_rows} rows");
+        }
+        for num_rows in [2048, 4096, 8192, 16384] {
+            let kernel = GatedGemm::new(&Gpu::H200, num_rows, LEN).unwrap();
+            assert_eq!(kernel.tile.rows, 256, "{num_rows} rows");
+        }
+    }
+
+    #[test]
+    fn rings_fit_shared_memory_and_tiles_cover_everything() {
+        for num_rows in [1, 65, 300, 8192] {
+            for len in [8, 1024, 9728, LEN] {
+                let kernel = GatedGemm::new(&Gpu::H200, num_rows, len).unwrap();
+                assert!(kernel.stages >= 3 && kernel.spec().dynamic_smem <= 232_448);
+                let [row_tiles, col_tiles] = kernel.tile.num_tiles(num_rows, len);
+                assert!(row_tiles * kernel.tile.rows >= num_rows);
+                assert!(col_tiles * kernel.tile.out_cols() >= len);
+            }
+        }
+    }
+
+    #[test]
+    fn other_gpus_and_cut_eights_are_refused() {
+        assert!(GatedGemm::new(&Gpu::A100, 256, LEN).is_err());
+        assert!(GatedGemm::new(&Gpu::H200, 256, LEN + 4).is_err());
+    }
+}
