@@ -4,7 +4,7 @@
 // A block takes tiles of ROWS rows of x by COLS rows of the weights in turn: 8 rows of gate and 8
 // of up alternate, so that a thread has both sums of each of its outputs.
 //
-//   a stage: 64 columns of the tile's rows of x, and of its rows of the weights
+//   a stage: 64 columns, of codes 128, of the tile's rows of x and of the weights
 //
 //   warps 0..3            one thread fills stages, as many in advance as there is room for, of the
 //                         next tile as well
@@ -15,16 +15,21 @@
 // written while the other is multiplied, 675; cuBLASLt's best, which leaves SiLU to another kernel,
 // 693. Blocks that share what they read by clusters were slower.
 //
-// GROUP tiles along x take the same weights at the same time. With 8, about as many as a GPU has
-// clusters of multiprocessors, among which neighbouring blocks are spread, weights are fetched once
-// for 2048 rows, and each cluster stays with its rows of x: 4 and 16 are 1.5 to 2.5 % slower, tiles
-// side by side along the weights 4 %.
+// GROUP tiles along x take the same weights at the same time, 2048 rows: x of these stays in the L2
+// cache, weights are read once for all. 8192 rows so read 1.2 GB of memory, with half the rows 2.0,
+// with twice as many 1.9 (cuBLASLt: 1.5), which is 0.5 to 2 % slower.
+//
+// Of codes in e4m3 the tensor cores keep sums in fewer bits than f32 has: over 4096 columns that
+// costs 0.2 % of outputs (root mean square), where rounding x and weights has cost some 4 %. Adding
+// up 128 columns at a time in f32 instead takes a second set of registers, so tiles of 128 x 192,
+// and 7 % longer.
 //
 // Source: CUTLASS's cooperative kernels for Hopper, for the roles of warps.
 #include "hopper.cuh"
 
 constexpr u32 ROW_BYTES = 128;                // Of x or of weights, in shared memory.
-constexpr u32 TILE_COLS = ROW_BYTES / 2;
+constexpr u32 BOX_COLS = ROW_BYTES / 2; // Numbers, or pairs of codes.
+constexpr u32 TILE_COLS = FP8 ? 2 * BOX_COLS : BOX_COLS;
 constexpr u32 PART_ROWS = 64;                 // Of x: what tensor cores take at once.
 constexpr u32 PARTS = ROWS / (2 * PART_ROWS); // Of a group of four warps.
 constexpr u32 X_BYTES = ROWS * ROW_BYTES;
@@ -34,6 +39,8 @@ constexpr u32 OUT_COLS = COLS / 2;
 constexpr u32 OUT_ROWS = 16;                      // Of a warp: a box.
 constexpr u32 OUT_BYTES = 2 * OUT_ROWS * OUT_COLS; // Of a box.
 constexpr u32 WARPS = 8;                          // That multiply.
+constexpr u32 SCALE_TILES = 2;                    // Tiles whose scales are there at once.
+constexpr u32 SCALE_BYTES = FP8 ? 4 * COLS : 0;   // Of the weights of one.
 constexpr u32 THREADS = 32 * WARPS + 128;
 // Registers of a thread that copies, and of one that multiplies: 168 as they are launched.
 constexpr u32 COPY_REGISTERS = 40;
@@ -43,16 +50,19 @@ constexpr u32 AHEAD = 64 * 1024 / WEIGHT_BYTES < STAGES ? 64 * 1024 / WEIGHT_BYT
 static_assert(PARTS * 2 * PART_ROWS == ROWS && COLS % 16 == 0, "whole parts, whole pairs of 8");
 
 struct Params {
+    // Numbers, or pairs of codes.
     TensorMap x;      // [num_rows, cols], boxes [ROWS, 64]
     TensorMap weight; // [len / 8, 2, 8, cols], of gate and of up, boxes [COLS / 16, 2, 8, 64]
     TensorMap out;    // [num_rows, len], boxes [16, COLS / 2] whose rows lie one behind the other
+    const float* x_scales; // Of codes: [num_rows]
+    const float* scales;   // Of codes: [2 * len]
     u32 num_rows;
     u32 len;  // A multiple of 8.
     u32 cols; // A multiple of 8.
     u32 reserved;
 };
 
-// In shared memory: stages, then outputs, then barriers.
+// In shared memory: stages, then outputs, then scales, then barriers.
 struct Ring : RingPlace<STAGES> {
     u32 stages;
 
@@ -62,8 +72,11 @@ struct Ring : RingPlace<STAGES> {
     DEVICE u32 weights(u32 i) const { return x(i) + X_BYTES; }
     // The box of so many before it.
     DEVICE u32 outputs(u32 i) const { return x(STAGES) + i * OUT_BYTES; }
-    DEVICE u32 full(u32 i) const { return outputs(ROWS / OUT_ROWS) + 8 * i; }
+    DEVICE u32 scales(u32 i) const { return outputs(ROWS / OUT_ROWS) + i * SCALE_BYTES; }
+    DEVICE u32 full(u32 i) const { return scales(SCALE_TILES) + 8 * i; }
     DEVICE u32 empty(u32 i) const { return full(STAGES + i); }
+    DEVICE u32 scales_full(u32 i) const { return empty(STAGES + i); }
+    DEVICE u32 scales_empty(u32 i) const { return scales_full(SCALE_TILES + i); }
 };
 
 // The tiles of this block: of GROUP tiles along x by all along the weights after one another, the
@@ -90,18 +103,32 @@ struct Tiles {
 
 DEVICE void copy_weights(const Params& p, const Ring& ring, u32 out_col, u32 block, u32 stage) {
     barrier_arrive_and_expect(ring.full(stage), STAGE_BYTES);
-    copy_box_hinted(ring.weights(stage), p.weight, block * TILE_COLS, 0, 0, out_col / 8,
+    copy_box_hinted(ring.weights(stage), p.weight, block * BOX_COLS, 0, 0, out_col / 8,
                     ring.full(stage), EVICT_FIRST);
+}
+
+// Scales of a tile's rows of gate, then of up.
+DEVICE void copy_scales(const Params& p, const Ring& ring, u32 out_col, RingPlace<2>& place) {
+    u32 bytes = 4 * min(OUT_COLS, p.len - out_col), to = ring.scales(place.stage);
+    u32 barrier = ring.scales_full(place.stage);
+    barrier_wait(ring.scales_empty(place.stage), place.parity);
+    barrier_arrive_and_expect(barrier, 2 * bytes);
+    copy_bytes(to, p.scales + out_col, bytes, barrier);
+    copy_bytes(to + 4 * OUT_COLS, p.scales + p.len + out_col, bytes, barrier);
+    place.advance();
 }
 
 DEVICE void copy_all(const Params& p, Ring ring) {
     Tiles tiles(p);
+    RingPlace<2> scales;
+    scales.parity = 1;
     u32 all = ceil_div(p.cols, TILE_COLS), ahead = min(AHEAD, all);
     for (u32 i = 0; i < ahead; i++) copy_weights(p, ring, tiles.out_col(), i, i);
     wait_only();
     ring.parity = 1; // The phase before the first counts as ended: stages are free.
     for (; !tiles.done(); tiles.advance()) {
         u32 row = tiles.row(), out_col = tiles.out_col();
+        if (FP8) copy_scales(p, ring, out_col, scales);
         for (u32 block = 0; block < all; block++, ring.advance()) {
             u32 stage = ring.stage;
             if (ahead > 0) {
@@ -110,7 +137,7 @@ DEVICE void copy_all(const Params& p, Ring ring) {
                 barrier_wait(ring.empty(stage), ring.parity);
                 copy_weights(p, ring, out_col, block, stage);
             }
-            copy_box_hinted(ring.x(stage), p.x, block * TILE_COLS, row, ring.full(stage),
+            copy_box_hinted(ring.x(stage), p.x, block * BOX_COLS, row, ring.full(stage),
                             EVICT_LAST);
         }
     }
@@ -132,9 +159,11 @@ DEVICE void multiply_stage(const Ring& ring, Sums& sums, u32 stage, bool is_firs
 #pragma unroll
     for (u32 part = 0; part < PARTS; part++) {
 #pragma unroll
-        for (u32 k = 0; k < TILE_COLS / 16; k++) {
+        for (u32 k = 0; k < ROW_BYTES / 32; k++) {
             u64 own = x + part * (PART_ROWS * ROW_BYTES >> 4) + 2 * k;
-            Product<COLS>::both(sums[part], own, weights + 2 * k, !is_first || k > 0);
+            bool adds = !is_first || k > 0;
+            if (FP8) Product<COLS>::codes(sums[part], own, weights + 2 * k, adds);
+            else Product<COLS>::both(sums[part], own, weights + 2 * k, adds);
         }
     }
     products_commit();
@@ -161,9 +190,41 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Sums& sums) {
 // division branches, which would keep a thread's outputs apart.
 DEVICE float silu_and_mul(float x, float up) { return __fdividef(x, 1.0f + __expf(-x)) * up; }
 
+// Of a pair of columns, of gate and of up, for two rows of x.
+struct Scales {
+    float2 gate = {1.0f, 1.0f};
+    float2 up = {1.0f, 1.0f};
+    float rows[2] = {1.0f, 1.0f};
+
+    // Rows of x: lane / 4 of 16 and that plus 8.
+    DEVICE void of_rows(const Params& p, u32 row) {
+        if constexpr (FP8) {
+            for (u32 i = 0; i < 2; i++) {
+                rows[i] = p.x_scales[min(row + lane_id() / 4 + 8 * i, p.num_rows - 1)];
+            }
+        }
+    }
+
+    DEVICE void of_columns(u32 scales, u32 column) {
+        if constexpr (FP8) {
+            gate = load2_shared(scales + 4 * column);
+            up = load2_shared(scales + 4 * (OUT_COLS + column));
+        }
+    }
+
+    DEVICE u32 outputs(const float (&g)[4], const float (&u)[4], u32 i) const {
+        float left = silu_and_mul(g[2 * i] * (gate.x * rows[i]), u[2 * i] * (up.x * rows[i]));
+        float right = silu_and_mul(g[2 * i + 1] * (gate.y * rows[i]),
+                                   u[2 * i + 1] * (up.y * rows[i]));
+        return pack_bf16(left, right);
+    }
+};
+
 // A warp's own rows, by way of shared memory, from where the copy engine takes them while the next
 // tile is multiplied.
-DEVICE void write_tile(const Params& p, const Ring& ring, const Sums& sums, u32 row, u32 out_col) {
+DEVICE void write_tile(const Params& p, const Ring& ring, const Sums& sums, const Tiles& tiles,
+                       u32 of_scales) {
+    u32 row = tiles.row(), out_col = tiles.out_col();
     u32 own_row = group_row() + warp_id() % 4 * OUT_ROWS, lane = lane_id();
     if (lane == 0) copies_out_have_read(); // Those of the tile before.
     __syncwarp();
@@ -171,14 +232,14 @@ DEVICE void write_tile(const Params& p, const Ring& ring, const Sums& sums, u32 
     for (u32 part = 0; part < PARTS; part++) {
         u32 box = ring.outputs((own_row + part * PART_ROWS) / OUT_ROWS);
         u32 to = box + lane % OUT_ROWS * 2 * OUT_COLS;
+        Scales scales;
+        scales.of_rows(p, row + own_row + part * PART_ROWS);
 #pragma unroll
         for (u32 i = 0; i < OUT_COLS / 8; i++) {
             const float(&gate)[4] = sums[part][2 * i];
             const float(&up)[4] = sums[part][2 * i + 1];
-            u32 pairs[2] = {
-                pack_bf16(silu_and_mul(gate[0], up[0]), silu_and_mul(gate[1], up[1])),
-                pack_bf16(silu_and_mul(gate[2], up[2]), silu_and_mul(gate[3], up[3])),
-            };
+            scales.of_columns(of_scales, 8 * i + lane % 4 * 2);
+            u32 pairs[2] = {scales.outputs(gate, up, 0), scales.outputs(gate, up, 1)};
             store_matrices(to + 16 * i, pairs);
         }
         fence_async_proxy();
@@ -196,6 +257,10 @@ KERNEL void __launch_bounds__(THREADS, 1) gated_gemm(const __grid_constant__ Par
             barrier_init(ring.full(i), 1);
             barrier_init(ring.empty(i), WARPS);
         }
+        for (u32 i = 0; i < SCALE_TILES; i++) {
+            barrier_init(ring.scales_full(i), 1);
+            barrier_init(ring.scales_empty(i), WARPS);
+        }
         barriers_are_ready();
     }
     __syncthreads();
@@ -207,10 +272,13 @@ KERNEL void __launch_bounds__(THREADS, 1) gated_gemm(const __grid_constant__ Par
     }
     take_registers<SUM_REGISTERS>();
     Sums sums;
-    for (Tiles tiles(p); !tiles.done(); tiles.advance()) {
+    RingPlace<2> scales;
+    for (Tiles tiles(p); !tiles.done(); tiles.advance(), scales.advance()) {
         multiply_tile(p, ring, sums);
         if (tiles.tile == blockIdx.x) wait_only();
-        write_tile(p, ring, sums, tiles.row(), tiles.out_col());
+        if (FP8) barrier_wait(ring.scales_full(scales.stage), scales.parity);
+        write_tile(p, ring, sums, tiles, ring.scales(scales.stage));
+        if (FP8 && lane_id() == 0) barrier_arrive(ring.scales_empty(scales.stage));
     }
     if (lane_id() == 0) copies_out_have_ended();
 }

@@ -125,6 +125,12 @@ DEVICE void copy_box_hinted(u32 to, const TensorMap& map, int x, int y, int z, i
                  : "memory");
 }
 
+DEVICE float2 load2_shared(u32 address) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+    return v;
+}
+
 // ---- copies out of shared memory ----
 
 // What was written there is behind a fence. What of the box lies outside the tensor is left out.

@@ -202,12 +202,6 @@ DEVICE void multiply_stage(Part& part, u32 stage) {
     products_commit();
 }
 
-DEVICE float2 load2_shared(u32 address) {
-    float2 v;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
-    return v;
-}
-
 DEVICE void add_scaled(Sums& sums, const Part& part, u32 scales, RowScales rows) {
 #pragma unroll
     for (u32 i = 0; i < M / 8; i++) {

@@ -8,6 +8,7 @@ use super::{
 use crate::{
     Backend, BackendError, HostTensor,
     ops::{Activation, Embed, GateAndMul, GatedMatmul, Matmul, RmsNorm},
+    quant::fp8::round_row,
 };
 
 pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
@@ -188,23 +189,35 @@ fn check_gated<B: Backend>(
     let mark = if bias { "" } else { " without bias" };
     let half = |seed| tensor(&[len, cols], &normal(seed, len * cols));
     let halves = [half(40), half(41)];
-    let out = gated(&pair.device, num_rows, &halves, bias)?;
-    let expected = gated(&pair.reference, num_rows, &halves, bias)?;
+    let case = Gated { num_rows, halves: &halves, bias, rounds_x: false };
+    let (out, expected) = (gated(&pair.device, &case)?, gated(&pair.reference, &case)?);
     let name = format!("gated_matmul {num_rows}x{len}x{cols}{mark}");
     pair.compare(name, &out, &expected, BF16_TOLERANCE);
     Ok(())
 }
 
+/// A gated product to check.
+pub(super) struct Gated<'a> {
+    pub(super) num_rows: usize,
+    pub(super) halves: &'a [HostTensor; 2],
+    pub(super) bias: bool,
+    /// Whether activations are rounded to fp8 first.
+    pub(super) rounds_x: bool,
+}
+
 pub(super) fn gated<B: Backend>(
     rig: &Rig<'_, B>,
-    num_rows: usize,
-    halves: &[HostTensor; 2],
-    bias: bool,
+    case: &Gated<'_>,
 ) -> Result<Vec<f32>, BackendError> {
+    let Gated { num_rows, halves, bias, rounds_x } = *case;
     let (len, cols) = (halves[0].num_rows(), halves[0].row_len());
     let weight = rig.backend.load_matrix(halves)?;
     let bias = bias.then(|| rig.vector(&normal(42, 2 * len))).transpose()?;
-    let x = rig.activations(&normal(43, num_rows * cols))?;
+    let mut x = normal(43, num_rows * cols);
+    if rounds_x {
+        x.chunks_exact_mut(cols).for_each(round_row);
+    }
+    let x = rig.activations(&x)?;
     let (gate_up, out) = (rig.poisoned(2 * num_rows * len)?, rig.poisoned(num_rows * len)?);
     let args = GatedMatmul {
         x: &x,

@@ -2,7 +2,7 @@
 
 use super::{
     BF16_ROUNDING, BF16_TOLERANCE, Pair,
-    dense::{add_and_norm, gated},
+    dense::{Gated, add_and_norm, gated},
     relative_error,
     rig::{Rig, normal, tensor},
 };
@@ -54,11 +54,11 @@ pub(super) fn check<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendErr
         let out = matmul(&pair.device, &case, false)?;
         let exact = matmul(&pair.reference, &case, false)?;
         let rounded = matmul(&pair.reference, &case, true)?;
-        let is_rounded = relative_error(&out, &rounded) < relative_error(&out, &exact);
-        let expected = if is_rounded { rounded } else { exact };
-        pair.compare(case.name(), &out, &expected, BF16_ROUNDING);
+        let expected = nearer(&out, &exact, &rounded);
+        pair.compare(case.name(), &out, expected, BF16_ROUNDING);
     }
     check_with_what_comes_next(pair)?;
+    check_gated_with_many_rows(pair)?;
     for num_rows in [1, 3, 32, 64] {
         let name = format!("product of {num_rows} rows, weights in fp8:");
         let Twice { at_once, later } = after_norm(&pair.device, num_rows)?;
@@ -145,8 +145,8 @@ fn check_with_what_comes_next<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), 
             let half = |key| weight(scales, key, len, cols);
             let (halves, weight) = ([half(60)?, half(70)?], half(80)?);
             let name = format!("{num_rows}x{len}x{cols}, weights in fp8: {scales:?}");
-            let out = gated(&pair.device, num_rows, &halves, true)?;
-            let expected = gated(&pair.reference, num_rows, &halves, true)?;
+            let case = Gated { num_rows, halves: &halves, bias: true, rounds_x: false };
+            let (out, expected) = (gated(&pair.device, &case)?, gated(&pair.reference, &case)?);
             pair.compare(format!("gated_matmul {name}"), &out, &expected, BF16_TOLERANCE);
             let (sums, normed) = add_and_norm(&pair.device, num_rows, &weight, true)?;
             let (expected_sums, expected) = add_and_norm(&pair.reference, num_rows, &weight, true)?;
@@ -156,6 +156,29 @@ fn check_with_what_comes_next<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// More rows: on an H200 tiles of all sizes, some of which are cut.
+fn check_gated_with_many_rows<B: Backend>(pair: &mut Pair<'_, B>) -> Result<(), BackendError> {
+    for (num_rows, len, cols) in
+        [(65, 264, 200), (130, 640, 1024), (1000, 1416, 72), (1000, 1800, 136), (1000, 2912, 72)]
+    {
+        let half = |key| weight(Scales::Rows, key, len, cols);
+        let halves = [half(60)?, half(70)?];
+        let case = |rounds_x| Gated { num_rows, halves: &halves, bias: false, rounds_x };
+        let out = gated(&pair.device, &case(false))?;
+        let [exact, rounded] =
+            [gated(&pair.reference, &case(false))?, gated(&pair.reference, &case(true))?];
+        let name = format!("gated_matmul {num_rows}x{len}x{cols}, weights in fp8, without bias");
+        pair.compare(name, &out, nearer(&out, &exact, &rounded), BF16_TOLERANCE);
+    }
+    Ok(())
+}
+
+/// What a device computed: with activations as they are, or rounded.
+fn nearer<'a>(out: &[f32], exact: &'a [f32], rounded: &'a [f32]) -> &'a [f32] {
+    let is_rounded = relative_error(out, rounded) < relative_error(out, exact);
+    if is_rounded { rounded } else { exact }
 }
 
 fn cases() -> Vec<Case> {

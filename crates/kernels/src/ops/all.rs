@@ -12,7 +12,7 @@ use super::{
     fp8_quantize::Fp8Quantize,
     fp8_split::Fp8Split,
     gate_and_mul::GateAndMul,
-    gated_gemm::GatedGemm,
+    gated_gemm::{GatedGemm, GatedShape},
     gather_sampled::GatherSampled,
     gemv::Gemv,
     greatest_logits::GreatestLogits,
@@ -93,7 +93,10 @@ pub fn specs(gpu: &Gpu) -> Result<Vec<KernelSpec>, KernelError> {
         specs.extend(hopper_gemms(gpu)?);
         // One of each size of tile.
         for (num_rows, len) in [(8192, 14336), (1024, 14336), (256, 14336), (128, 11008)] {
-            specs.push(GatedGemm::new(gpu, num_rows, len)?.spec());
+            for has_codes in [false, true] {
+                let shape = GatedShape { num_rows, len, has_codes };
+                specs.push(GatedGemm::new(gpu, shape)?.spec());
+            }
         }
     }
     add_attention(gpu, &mut specs)?;

@@ -1,13 +1,17 @@
 //! Gated products of many rows on Hopper's tensor cores, bound by what these keep up.
 
-use crate::{Arch, Budget, Gpu, Kernel, KernelError, KernelSpec, Launch, Source, TensorMap};
+use crate::{
+    Arch, Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, Launch, Source, TensorMap,
+};
 
-/// `silu(x * gate^T) * (x * up^T)`, all in bf16, sums in f32.
+/// `silu(x * gate^T) * (x * up^T)` in bf16, of numbers of bf16, or of codes of e4m3 with a scale
+/// for each row of either.
 ///
-/// A row's sums have the same order whatever the number of rows is.
+/// Sums of codes are as exact as tensor cores have them, which is some 14 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GatedGemm {
     tile: Tile,
+    has_codes: bool,
     stages: u32,
     num_sms: u32,
 }
@@ -17,15 +21,19 @@ pub struct GatedGemm {
 #[repr(C, align(64))]
 #[allow(missing_docs)]
 pub struct GatedGemmParams {
-    /// `[cols, num_rows]`, boxes of [`BOX_COLS`](GatedGemm::BOX_COLS) by
-    /// [`x_box_rows`](GatedGemm::x_box_rows).
+    /// Numbers, or pairs of codes: `[cols, num_rows]`, boxes of
+    /// [`BOX_COLS`](GatedGemm::BOX_COLS) by [`x_box_rows`](GatedGemm::x_box_rows).
     pub x: TensorMap,
-    /// `[cols, 8, 2, len / 8]`: 8 rows of gate and 8 of up in turn; boxes of
+    /// As `x`: `[cols, 8, 2, len / 8]`: 8 rows of gate and 8 of up in turn; boxes of
     /// [`weight_box`](GatedGemm::weight_box).
     pub weight: TensorMap,
     /// `[len, num_rows]`, boxes of [`out_box`](GatedGemm::out_box) whose rows lie one behind the
     /// other in shared memory.
     pub out: TensorMap,
+    /// Of codes: `[num_rows]`, f32.
+    pub x_scales: DevicePtr,
+    /// Of codes: `[2 * len]`, f32.
+    pub scales: DevicePtr,
     pub num_rows: u32,
     /// Rows of gate and of up each; a multiple of 8.
     pub len: u32,
@@ -33,6 +41,17 @@ pub struct GatedGemmParams {
     pub cols: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// A product's sides, for [`GatedGemm::new`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GatedShape {
+    /// About so many rows of `x`; any number is taken.
+    pub num_rows: u32,
+    /// Rows of gate and of up each; a multiple of 8.
+    pub len: u32,
+    /// Whether both are codes.
+    pub has_codes: bool,
 }
 
 /// What a block computes at a time.
@@ -51,13 +70,13 @@ impl GatedGemm {
     /// multiplying, and [`HopperGemm`](super::hopper_gemm::HopperGemm) reads them faster.
     pub const MIN_ROWS: u32 = super::hopper_gemm::HopperGemm::MAX_ROWS + 1;
 
-    /// The kernel that is best for about `num_rows` rows of `x` and `len` rows of gate and of up
-    /// each; it takes any number of rows.
+    /// The kernel that is best for products of this shape.
     ///
     /// # Errors
     /// [`KernelError::Unsupported`] on a GPU other than Hopper, and unless `len` is a multiple of
     /// 8.
-    pub fn new(gpu: &Gpu, num_rows: u32, len: u32) -> Result<Self, KernelError> {
+    pub fn new(gpu: &Gpu, shape: GatedShape) -> Result<Self, KernelError> {
+        let GatedShape { num_rows, len, has_codes } = shape;
         let unsupported = |reason| KernelError::Unsupported { kernel: "gated_gemm", reason };
         if gpu.arch != Arch::SM_90A {
             return Err(unsupported(format!("it is for sm_90a, not {}", gpu.arch.name())));
@@ -67,11 +86,19 @@ impl GatedGemm {
         }
         let cost = |tile: &Tile| tile.cost(gpu.num_sms, num_rows, len);
         let tile = Tile::ALL.into_iter().min_by_key(cost).expect("there are tiles");
-        let stages = (gpu.smem_per_block - tile.out_bytes()) / tile.smem_of_stage();
-        Ok(Self { tile, stages: stages.min(Self::MAX_STAGES), num_sms: gpu.num_sms })
+        let mut kernel = Self { tile, has_codes, stages: 0, num_sms: gpu.num_sms };
+        let stages = (gpu.smem_per_block - kernel.fixed_smem()) / tile.smem_of_stage();
+        kernel.stages = stages.min(Self::MAX_STAGES);
+        Ok(kernel)
     }
 
     const MAX_STAGES: u32 = 8;
+
+    /// Shared memory besides the ring: outputs, scales of two tiles and their barriers.
+    const fn fixed_smem(&self) -> u32 {
+        let scales = if self.has_codes { 2 * 4 * self.tile.cols } else { 0 };
+        2 * self.tile.rows * self.tile.out_cols() + scales + 32
+    }
 
     /// Rows of a box of `x`.
     pub const fn x_box_rows(&self) -> u32 {
@@ -100,10 +127,6 @@ impl Tile {
 
     const fn out_cols(self) -> u32 {
         self.cols / 2
-    }
-
-    const fn out_bytes(self) -> u32 {
-        2 * self.rows * self.out_cols()
     }
 
     /// A stage of the ring and its barriers.
@@ -144,12 +167,13 @@ impl Kernel for GatedGemm {
             source: Source { file: "gated_gemm.cu", text },
             entry: "gated_gemm",
             defines: vec![
+                ("FP8", u32::from(self.has_codes)),
                 ("ROWS", self.tile.rows),
                 ("COLS", self.tile.cols),
                 ("STAGES", self.stages),
                 ("GROUP", self.tile.group()),
             ],
-            dynamic_smem: self.stages * self.tile.smem_of_stage() + self.tile.out_bytes(),
+            dynamic_smem: self.stages * self.tile.smem_of_stage() + self.fixed_smem(),
             params_bytes: size_of::<GatedGemmParams>(),
             budget: Budget { registers: 168, static_smem: 0 },
         }
@@ -166,7 +190,9 @@ impl Kernel for GatedGemm {
 mod tests {
     use super::*;
 
-    const LEN: u32 = 14336;
+    fn kernel(num_rows: u32, len: u32) -> GatedGemm {
+        GatedGemm::new(&Gpu::H200, GatedShape { num_rows, len, has_codes: false }).unwrap()
+    }
 
     /// The fastest of those tried on an H200, by more than noise.
     #[test]
@@ -174,31 +200,33 @@ mod tests {
         for (num_rows, rows, cols) in
             [(80, 128, 224), (128, 128, 224), (256, 128, 224), (512, 128, 224), (1024, 256, 176)]
         {
-            let kernel = GatedGemm::new(&Gpu::H200, num_rows, LEN).unwrap();
-            assert_eq!(kernel.tile, Tile { rows, cols }, "{num_rows} rows");
+            assert_eq!(kernel(num_rows, 14336).tile, Tile { rows, cols }, "{num_rows} rows");
         }
         for num_rows in [2048, 4096, 8192, 16384] {
-            let kernel = GatedGemm::new(&Gpu::H200, num_rows, LEN).unwrap();
-            assert_eq!(kernel.tile.rows, 256, "{num_rows} rows");
+            assert_eq!(kernel(num_rows, 14336).tile.rows, 256, "{num_rows} rows");
         }
     }
 
     #[test]
     fn rings_fit_shared_memory_and_tiles_cover_everything() {
         for num_rows in [1, 65, 300, 8192] {
-            for len in [8, 1024, 9728, LEN] {
-                let kernel = GatedGemm::new(&Gpu::H200, num_rows, len).unwrap();
-                assert!(kernel.stages >= 3 && kernel.spec().dynamic_smem <= 232_448);
-                let [row_tiles, col_tiles] = kernel.tile.num_tiles(num_rows, len);
-                assert!(row_tiles * kernel.tile.rows >= num_rows);
-                assert!(col_tiles * kernel.tile.out_cols() >= len);
+            for len in [8, 1024, 9728, 14336] {
+                for has_codes in [false, true] {
+                    let shape = GatedShape { num_rows, len, has_codes };
+                    let kernel = GatedGemm::new(&Gpu::H200, shape).unwrap();
+                    assert!(kernel.stages >= 3 && kernel.spec().dynamic_smem <= 232_448);
+                    let [row_tiles, col_tiles] = kernel.tile.num_tiles(num_rows, len);
+                    assert!(row_tiles * kernel.tile.rows >= num_rows);
+                    assert!(col_tiles * kernel.tile.out_cols() >= len);
+                }
             }
         }
     }
 
     #[test]
     fn other_gpus_and_cut_eights_are_refused() {
-        assert!(GatedGemm::new(&Gpu::A100, 256, LEN).is_err());
-        assert!(GatedGemm::new(&Gpu::H200, 256, LEN + 4).is_err());
+        let shape = GatedShape { num_rows: 256, len: 14336, has_codes: false };
+        assert!(GatedGemm::new(&Gpu::A100, shape).is_err());
+        assert!(GatedGemm::new(&Gpu::H200, GatedShape { len: 14340, ..shape }).is_err());
     }
 }

@@ -3,8 +3,9 @@
 //! ```text
 //! few rows     our kernels: on Hopper x becomes codes, which lose nothing; else codes become
 //!              bf16 in registers
-//! many rows    x is rounded to fp8 with a scale for each row, cuBLASLt multiplies codes
-//!              (weights with a scale for each row only, where cuBLASLt can do that)
+//! many rows    x is rounded to fp8 with a scale for each row, cuBLASLt multiplies codes, or our
+//!              kernel where SiLU comes next (weights with a scale for each row only, where
+//!              cuBLASLt can do that)
 //! else         weights are expanded to bf16 first, then as any other
 //! ```
 
@@ -60,6 +61,7 @@ impl Gemm {
             }
             (Method::Gemv, _) => Ok(problem.num_rows <= Fp8Gemv::MAX_ROWS as usize),
             (Method::Hopper, _) => Ok(self.hopper.takes(problem)),
+            (Method::Gated, _) => Ok(self.gated.takes(problem)),
             _ => Ok(false),
         }
     }
@@ -119,7 +121,12 @@ impl Gemm {
                 self.expand(product).map(drop)
             }
             Method::Hopper => self.hopper.load(product, stream),
-            Method::Gemv | Method::Flat(_) | Method::InParts { .. } | Method::Gated => {
+            Method::Gated => {
+                stream.scratch(Scratch::First, rounded_bytes(product))?;
+                self.quantize()?;
+                self.gated.load(product).map(drop)
+            }
+            Method::Gemv | Method::Flat(_) | Method::InParts { .. } => {
                 self.fp8_gemv(product).map(drop)
             }
         }
@@ -149,7 +156,11 @@ impl Gemm {
                 self.launch_library(descriptor, algorithm, (product, operands), stream)
             }
             Method::Hopper => self.hopper.launch(product, stream),
-            Method::Gemv | Method::Flat(_) | Method::InParts { .. } | Method::Gated => {
+            Method::Gated => {
+                let rounded = self.round_x(product, stream)?;
+                self.gated.launch(product, Some(rounded), stream)
+            }
+            Method::Gemv | Method::Flat(_) | Method::InParts { .. } => {
                 self.fp8_gemv(product)?.launch(&gemv_params(product), stream)
             }
         }

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use inflight_kernels::ops::gated_gemm::{GatedGemm, GatedGemmParams};
+use cudarc::driver::sys::CUdeviceptr;
+use inflight_kernels::ops::{
+    fp8_quantize::fp8_row_bytes,
+    gated_gemm::{GatedGemm, GatedGemmParams, GatedShape},
+};
 
 use super::{
     Next, Problem, Product,
@@ -27,6 +31,16 @@ pub(super) struct GatedGemms {
     kernels: ByKey<GatedGemm, Loaded<GatedGemm>>,
 }
 
+/// What a kernel multiplies.
+struct Operands {
+    x: CUdeviceptr,
+    weight: CUdeviceptr,
+    /// Of either.
+    row_bytes: usize,
+    x_scales: CUdeviceptr,
+    scales: CUdeviceptr,
+}
+
 impl GatedGemms {
     pub(super) fn new(loader: &Arc<KernelLoader>) -> Self {
         Self { loader: Arc::clone(loader), kernels: <_>::default() }
@@ -38,42 +52,41 @@ impl GatedGemms {
         let is_gated = next == NextKind::Silu && !bias && !accumulate;
         let has_many_rows = num_rows >= GatedGemm::MIN_ROWS as usize;
         let is_whole = n.is_multiple_of(2) && k.is_multiple_of(8);
-        is_gated
-            && has_many_rows
-            && is_whole
-            && weights == WeightKind::Bf16
-            && self.kernel(num_rows, n).is_ok()
+        is_gated && has_many_rows && is_whole && self.kernel((num_rows, n), weights).is_ok()
     }
 
     /// Loads what `product` needs: the same for all rows of a bucket.
     pub(super) fn load(&self, product: &Product) -> Result<Arc<Loaded<GatedGemm>>, BackendError> {
-        let kernel = self.kernel(row_bucket(product.num_rows), product.n)?;
+        let sides = (row_bucket(product.num_rows), product.n);
+        let kernel = self.kernel(sides, WeightKind::of(product.weight))?;
         self.kernels.get(kernel, || self.loader.load(kernel))
     }
 
-    /// Enqueues `product` and SiLU.
+    /// Enqueues `product` and SiLU; of weights in fp8 x is `rounded` to codes and scales.
     pub(super) fn launch(
         &self,
         product: &Product,
+        rounded: Option<(CUdeviceptr, CUdeviceptr)>,
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
-        let (Next::Silu { out }, MatrixPlace::Bf16(weight)) = (product.next, product.weight) else {
+        let Next::Silu { out } = product.next else {
             return Err(lost("matmul", "a product that is not gated"));
         };
         let loaded = self.load(product)?;
         let kernel = loaded.kernel();
-        let Product { x, num_rows, n, k, .. } = *product;
-        let (len, row_bytes) = (n / 2, 2 * k);
+        let Product { num_rows, n, k, .. } = *product;
+        let Operands { x, weight, row_bytes, x_scales, scales } = operands(product, rounded)?;
+        let (len, box_cols) = (n / 2, row_bytes / 2);
         let params = GatedGemmParams {
             x: tensor_map(&Boxes {
                 address: x,
-                dims: &[k, num_rows],
+                dims: &[box_cols, num_rows],
                 strides: &[row_bytes],
                 sides: &[GatedGemm::BOX_COLS, kernel.x_box_rows()],
             })?,
             weight: tensor_map(&Boxes {
                 address: weight,
-                dims: &[k, 8, 2, len / 8],
+                dims: &[box_cols, 8, 2, len / 8],
                 strides: &[row_bytes, len * row_bytes, 8 * row_bytes],
                 sides: &kernel.weight_box(),
             })?,
@@ -83,6 +96,8 @@ impl GatedGemms {
                 strides: &[2 * len],
                 sides: &kernel.out_box(),
             })?,
+            x_scales,
+            scales,
             num_rows: word(num_rows),
             len: word(len),
             cols: word(k),
@@ -91,8 +106,38 @@ impl GatedGemms {
         loaded.launch(&params, stream)
     }
 
-    fn kernel(&self, num_rows: usize, n: usize) -> Result<GatedGemm, BackendError> {
+    fn kernel(
+        &self,
+        (num_rows, n): (usize, usize),
+        weights: WeightKind,
+    ) -> Result<GatedGemm, BackendError> {
+        let has_codes = match weights {
+            WeightKind::Bf16 => false,
+            WeightKind::Fp8 => true,
+            WeightKind::Fp8Blocks => {
+                return Err(BackendError::Unsupported(
+                    "gated products with scales of blocks".into(),
+                ));
+            }
+        };
         let num_rows = u32::try_from(num_rows).unwrap_or(u32::MAX);
-        GatedGemm::new(&self.loader.gpu, num_rows, word(n / 2)).map_err(unsupported)
+        let shape = GatedShape { num_rows, len: word(n / 2), has_codes };
+        GatedGemm::new(&self.loader.gpu, shape).map_err(unsupported)
+    }
+}
+
+fn operands(
+    product: &Product,
+    rounded: Option<(CUdeviceptr, CUdeviceptr)>,
+) -> Result<Operands, BackendError> {
+    let Product { x, weight, k, .. } = *product;
+    match (weight, rounded) {
+        (MatrixPlace::Bf16(weight), None) => {
+            Ok(Operands { x, weight, row_bytes: 2 * k, x_scales: 0, scales: 0 })
+        }
+        (MatrixPlace::Fp8 { codes: weight, scales, .. }, Some((x, x_scales))) => {
+            Ok(Operands { x, weight, row_bytes: fp8_row_bytes(k), x_scales, scales })
+        }
+        _ => Err(lost("matmul", "x and weights of two types")),
     }
 }

@@ -131,7 +131,8 @@ enum Method {
     Flat(Ring),
     /// Our kernels for few rows on Hopper, which do what comes next as well.
     Hopper,
-    /// Our kernel for many rows on Hopper, which does SiLU as well.
+    /// Our kernel for many rows on Hopper, which does SiLU as well; where weights are in fp8, with x
+    /// rounded to it too.
     Gated,
 }
 
@@ -390,7 +391,7 @@ impl Gemm {
                 self.flat(product, *ring)?.launch(&flat_params(product, weight), stream)
             }
             Method::Hopper => self.hopper.launch(product, stream),
-            Method::Gated => self.gated.launch(product, stream),
+            Method::Gated => self.gated.launch(product, None, stream),
         }
     }
 
