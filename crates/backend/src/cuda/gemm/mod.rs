@@ -131,7 +131,7 @@ enum Method {
     Flat(Ring),
     /// Our kernels for few rows on Hopper, which do what comes next as well.
     Hopper,
-    /// Our kernel for many rows on Hopper, which does SiLU as well; where weights are in fp8, with x
+    /// Our kernel for many rows on Hopper, which does SiLU too; where weights are in fp8, with x
     /// rounded to it too.
     Gated,
 }
