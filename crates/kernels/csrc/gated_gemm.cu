@@ -108,7 +108,8 @@ DEVICE void copy_weights(const Params& p, const Ring& ring, u32 out_col, u32 blo
 }
 
 // Scales of a tile's rows of gate, then of up.
-DEVICE void copy_scales(const Params& p, const Ring& ring, u32 out_col, RingPlace<2>& place) {
+DEVICE void copy_scales(const Params& p, const Ring& ring, u32 out_col,
+                        RingPlace<SCALE_TILES>& place) {
     u32 bytes = 4 * min(OUT_COLS, p.len - out_col), to = ring.scales(place.stage);
     u32 barrier = ring.scales_full(place.stage);
     barrier_wait(ring.scales_empty(place.stage), place.parity);
@@ -120,7 +121,7 @@ DEVICE void copy_scales(const Params& p, const Ring& ring, u32 out_col, RingPlac
 
 DEVICE void copy_all(const Params& p, Ring ring) {
     Tiles tiles(p);
-    RingPlace<2> scales;
+    RingPlace<SCALE_TILES> scales;
     scales.parity = 1;
     u32 all = ceil_div(p.cols, TILE_COLS), ahead = min(AHEAD, all);
     for (u32 i = 0; i < ahead; i++) copy_weights(p, ring, tiles.out_col(), i, i);
@@ -185,10 +186,6 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Sums& sums) {
 }
 
 // ---- writing ----
-
-// x / (1 + exp(-x)) * up: saturates at both ends without ever dividing infinities. An exact
-// division branches, which would keep a thread's outputs apart.
-DEVICE float silu_and_mul(float x, float up) { return __fdividef(x, 1.0f + __expf(-x)) * up; }
 
 // Of a pair of columns, of gate and of up, for two rows of x.
 struct Scales {
@@ -272,7 +269,7 @@ KERNEL void __launch_bounds__(THREADS, 1) gated_gemm(const __grid_constant__ Par
     }
     take_registers<SUM_REGISTERS>();
     Sums sums;
-    RingPlace<2> scales;
+    RingPlace<SCALE_TILES> scales;
     for (Tiles tiles(p); !tiles.done(); tiles.advance(), scales.advance()) {
         multiply_tile(p, ring, sums);
         if (tiles.tile == blockIdx.x) wait_only();

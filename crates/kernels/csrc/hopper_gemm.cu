@@ -268,10 +268,6 @@ DEVICE void multiply_all(const Params&, Sums& sums, Ring& ring, u32, u32 begin, 
 // ---- writing ----
 
 #if SILU
-// x / (1 + exp(-x)) * up: saturates at both ends without ever dividing infinities. An exact
-// division branches, which would keep a thread's outputs apart.
-DEVICE float silu_and_mul(float x, float up) { return __fdividef(x, 1.0f + __expf(-x)) * up; }
-
 // Outputs of this warp's 8 columns, to rows of shared memory.
 DEVICE void place_outputs(const Params& p, u32 tile, const Sums& sums, u32 shared) {
     float gate_bias = 0.0f, up_bias = 0.0f;

@@ -1,7 +1,7 @@
 //! Descriptions of tensors for the copy engine.
 
 use cudarc::driver::sys;
-use inflight_kernels::TensorMap;
+use inflight_kernels::{TensorMap, ops::hopper_gemm::HopperBoxes};
 
 use super::check::check;
 use crate::BackendError;
@@ -15,6 +15,14 @@ pub(super) struct Boxes<'a> {
     pub(super) strides: &'a [usize],
     /// Elements of a box along each dimension.
     pub(super) sides: &'a [u32],
+}
+
+impl<'a> Boxes<'a> {
+    /// As a kernel asks for them.
+    pub(super) fn of(address: sys::CUdeviceptr, boxes: &'a HopperBoxes) -> Self {
+        let HopperBoxes { dims, strides, sides } = boxes;
+        Self { address, dims, strides, sides }
+    }
 }
 
 /// As the driver encodes it, with chunks of 16 bytes exchanged within 8 rows of 128 bytes.

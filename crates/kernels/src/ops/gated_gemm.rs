@@ -1,5 +1,6 @@
 //! Gated products of many rows on Hopper's tensor cores, bound by what these keep up.
 
+use super::hopper_gemm::{HopperBoxes, HopperGemm};
 use crate::{
     Arch, Budget, DevicePtr, Gpu, Kernel, KernelError, KernelSpec, Launch, Source, TensorMap,
 };
@@ -16,19 +17,16 @@ pub struct GatedGemm {
     num_sms: u32,
 }
 
-/// Arguments of [`GatedGemm`]. Tensors' fastest dimension comes first.
+/// Arguments of [`GatedGemm`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 #[allow(missing_docs)]
 pub struct GatedGemmParams {
-    /// Numbers, or pairs of codes: `[cols, num_rows]`, boxes of
-    /// [`BOX_COLS`](GatedGemm::BOX_COLS) by [`x_box_rows`](GatedGemm::x_box_rows).
+    /// Numbers, or pairs of codes, as [`GatedGemm::x_boxes`] says.
     pub x: TensorMap,
-    /// As `x`: `[cols, 8, 2, len / 8]`: 8 rows of gate and 8 of up in turn; boxes of
-    /// [`weight_box`](GatedGemm::weight_box).
+    /// As `x`, as [`GatedGemm::weight_boxes`] says.
     pub weight: TensorMap,
-    /// `[len, num_rows]`, boxes of [`out_box`](GatedGemm::out_box) whose rows lie one behind the
-    /// other in shared memory.
+    /// As [`GatedGemm::out_boxes`] says, rows of a box one behind the other in shared memory.
     pub out: TensorMap,
     /// Of codes: `[num_rows]`, f32.
     pub x_scales: DevicePtr,
@@ -64,11 +62,9 @@ struct Tile {
 }
 
 impl GatedGemm {
-    /// Columns of a box of `x` and of the weights: 128 bytes.
-    pub const BOX_COLS: u32 = 64;
     /// Fewest rows of `x` that it is for: below, reading the weights takes longer than
-    /// multiplying, and [`HopperGemm`](super::hopper_gemm::HopperGemm) reads them faster.
-    pub const MIN_ROWS: u32 = super::hopper_gemm::HopperGemm::MAX_ROWS + 1;
+    /// multiplying, and [`HopperGemm`] reads them faster.
+    pub const MIN_ROWS: u32 = HopperGemm::MAX_ROWS + 1;
 
     /// The kernel that is best for products of this shape.
     ///
@@ -100,19 +96,24 @@ impl GatedGemm {
         2 * self.tile.rows * self.tile.out_cols() + scales + 32
     }
 
-    /// Rows of a box of `x`.
-    pub const fn x_box_rows(&self) -> u32 {
-        self.tile.rows
+    /// Boxes of so many rows of `x`, and bytes of a row.
+    pub fn x_boxes(&self, num_rows: usize, row_bytes: usize) -> HopperBoxes {
+        HopperBoxes::of_rows(num_rows, row_bytes, self.tile.rows)
     }
 
-    /// Sides of a box of the weights.
-    pub const fn weight_box(&self) -> [u32; 4] {
-        [Self::BOX_COLS, 8, 2, self.tile.cols / 16]
+    /// Boxes of weights, `len` rows of gate and of up each, of so many bytes: 8 rows of gate and 8
+    /// of up in turn.
+    pub fn weight_boxes(&self, len: usize, row_bytes: usize) -> HopperBoxes {
+        HopperBoxes::of_halves(2 * len, row_bytes, self.tile.cols)
     }
 
-    /// Sides of a box of the output: rows of a warp.
-    pub const fn out_box(&self) -> [u32; 2] {
-        [self.tile.out_cols(), 16]
+    /// Boxes of so many rows of `len` outputs: a warp's.
+    pub fn out_boxes(&self, num_rows: usize, len: usize) -> HopperBoxes {
+        HopperBoxes {
+            dims: vec![len, num_rows],
+            strides: vec![2 * len],
+            sides: vec![self.tile.out_cols(), 16],
+        }
     }
 }
 
@@ -131,7 +132,7 @@ impl Tile {
 
     /// A stage of the ring and its barriers.
     const fn smem_of_stage(self) -> u32 {
-        2 * GatedGemm::BOX_COLS * (self.rows + self.cols) + 16
+        2 * HopperGemm::BOX_COLS * (self.rows + self.cols) + 16
     }
 
     const fn num_tiles(self, num_rows: u32, len: u32) -> [u32; 2] {

@@ -95,6 +95,26 @@ pub struct HopperBoxes {
     pub sides: Vec<u32>,
 }
 
+impl HopperBoxes {
+    /// Of `[rows, row_bytes]`, boxes of so many rows and of [`HopperGemm::BOX_COLS`].
+    pub fn of_rows(rows: usize, row_bytes: usize, box_rows: u32) -> Self {
+        Self {
+            dims: vec![row_bytes / 2, rows],
+            strides: vec![row_bytes],
+            sides: vec![HopperGemm::BOX_COLS, box_rows],
+        }
+    }
+
+    /// As above, but boxes have 8 rows of the first half and 8 of the second in turn.
+    pub fn of_halves(rows: usize, row_bytes: usize, box_rows: u32) -> Self {
+        Self {
+            dims: vec![row_bytes / 2, 8, 2, rows / 16],
+            strides: vec![row_bytes, rows / 2 * row_bytes, 8 * row_bytes],
+            sides: vec![HopperGemm::BOX_COLS, 8, 2, box_rows / 16],
+        }
+    }
+}
+
 /// How the weights are divided among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Tiling {
@@ -151,18 +171,10 @@ impl HopperGemm {
     /// Boxes of weights of so many rows and bytes of a row: tiles. Of SiLU 8 rows of one half and 8
     /// of the other in turn.
     pub fn weight_boxes(&self, rows: usize, row_bytes: usize) -> HopperBoxes {
-        let (cols, tile_rows) = (row_bytes / 2, self.tiling.tile_rows);
+        let tile_rows = self.tiling.tile_rows;
         match self.op {
-            HopperOp::Parts | HopperOp::Sums => HopperBoxes {
-                dims: vec![cols, rows],
-                strides: vec![row_bytes],
-                sides: vec![Self::BOX_COLS, tile_rows],
-            },
-            HopperOp::Silu => HopperBoxes {
-                dims: vec![cols, 8, 2, rows / 16],
-                strides: vec![row_bytes, rows / 2 * row_bytes, 8 * row_bytes],
-                sides: vec![Self::BOX_COLS, 8, 2, tile_rows / 16],
-            },
+            HopperOp::Parts | HopperOp::Sums => HopperBoxes::of_rows(rows, row_bytes, tile_rows),
+            HopperOp::Silu => HopperBoxes::of_halves(rows, row_bytes, tile_rows),
         }
     }
 

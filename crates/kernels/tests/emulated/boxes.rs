@@ -1,6 +1,6 @@
 //! Tensors and the boxes that kernels copy of them.
 
-use inflight_kernels::{DevicePtr, TensorMap};
+use inflight_kernels::{DevicePtr, TensorMap, ops::hopper_gemm::HopperBoxes};
 
 /// As `Boxes` of the backend, of elements of two bytes.
 pub(crate) struct Boxes<'a> {
@@ -13,7 +13,13 @@ pub(crate) struct Boxes<'a> {
     pub(crate) sides: &'a [u32],
 }
 
-impl Boxes<'_> {
+impl<'a> Boxes<'a> {
+    /// As a kernel asks for them.
+    pub(crate) fn of(address: DevicePtr, boxes: &'a HopperBoxes) -> Self {
+        let HopperBoxes { dims, strides, sides } = boxes;
+        Self { address, dims, strides, sides }
+    }
+
     /// Rows of a box lie one behind the other in shared memory, and nothing is exchanged.
     pub(crate) fn plain_map(&self) -> TensorMap {
         let TensorMap(mut words) = self.map();

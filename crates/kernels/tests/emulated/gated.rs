@@ -4,15 +4,16 @@ use half::bf16;
 use inflight_kernels::{
     Arch, Gpu,
     ops::{
-        fp8_quantize::{fp8_place, fp8_row_bytes},
+        fp8_quantize::fp8_row_bytes,
         gated_gemm::{GatedGemm, GatedGemmParams, GatedShape},
+        hopper_gemm::HopperWeights,
     },
 };
 
 use crate::{
     boxes::Boxes,
     emulator::{Emulated, Order},
-    kv::e4m3,
+    gemm::{Weights, silu_and_mul},
     memory::{Dice, Memory},
 };
 
@@ -27,86 +28,36 @@ struct Case {
     order: Order,
 }
 
-/// Rows as a kernel takes them, and what they are.
-struct Rows {
-    bytes: Memory<u8>,
-    /// Of codes.
-    scales: Memory<f32>,
-    numbers: Vec<f64>,
-}
-
-impl Rows {
-    fn new(case: &Case, num_rows: usize, dice: &mut Dice) -> Self {
-        let cols = case.cols;
-        if !case.has_codes {
-            let numbers = dice.bf16s(num_rows * cols, 1.0);
-            let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-            let numbers = numbers.iter().map(|x| f64::from(*x)).collect();
-            return Self { bytes: Memory::new(&bytes), scales: Memory::new(&[]), numbers };
-        }
-        let scales: Vec<f32> = (0..num_rows).map(|_| 0.5 + dice.number().abs()).collect();
-        let mut codes = vec![0; num_rows * case.row_bytes()];
-        let mut numbers = Vec::new();
-        for (codes, scale) in codes.chunks_mut(case.row_bytes()).zip(&scales) {
-            for col in 0..cols {
-                // Of -1.75 to 1.75.
-                let code = (dice.next() & 0xbf) as u8;
-                codes[fp8_place(col)] = code;
-                numbers.push(e4m3(code) * f64::from(*scale));
-            }
-        }
-        Self { bytes: Memory::new(&codes), scales: Memory::new(&scales), numbers }
-    }
-}
-
 impl Case {
     fn row_bytes(&self) -> usize {
         if self.has_codes { fp8_row_bytes(self.cols) } else { 2 * self.cols }
     }
 
-    /// `silu(a) * b`, and what of it may be lost: sums of f32 in any order, an output of bf16.
-    fn gated(&self, x: &Rows, weight: &Rows, m: usize, n: usize) -> (f64, f64) {
+    /// The output, and what of it may be lost: sums of f32 in any order are added up.
+    fn gated(&self, x: &Weights, weight: &Weights, m: usize, n: usize) -> (f64, f64) {
         let x = &x.numbers[m * self.cols..][..self.cols];
         let sum = |row: usize| {
             let weight = &weight.numbers[row * self.cols..][..self.cols];
             let products = x.iter().zip(weight).map(|(x, w)| x * w);
             products.fold((0.0, 1e-6), |(sum, lost), p| (sum + p, lost + p.abs() * 1e-6))
         };
-        let ((gate, gate_lost), (up, up_lost)) = (sum(n), sum(self.len + n));
-        let expected = gate / (1.0 + (-gate).exp()) * up;
-        (expected, expected.abs() / 250.0 + gate_lost * up.abs() + up_lost * gate.abs())
+        silu_and_mul(sum(n), sum(self.len + n))
     }
 
     fn params(
         &self,
         kernel: &GatedGemm,
-        (x, weight): (&mut Rows, &mut Rows),
+        (x, weight): (&mut Weights, &mut Weights),
         out: &mut Memory<bf16>,
     ) -> GatedGemmParams {
         let Self { num_rows, len, cols, .. } = *self;
-        let (row_bytes, box_cols) = (self.row_bytes(), self.row_bytes() / 2);
-        let of_x = Boxes {
-            address: x.bytes.address(),
-            dims: &[box_cols, num_rows],
-            strides: &[row_bytes],
-            sides: &[GatedGemm::BOX_COLS, kernel.x_box_rows()],
-        };
-        let of_weight = Boxes {
-            address: weight.bytes.address(),
-            dims: &[box_cols, 8, 2, len / 8],
-            strides: &[row_bytes, len * row_bytes, 8 * row_bytes],
-            sides: &kernel.weight_box(),
-        };
-        let of_out = Boxes {
-            address: out.address(),
-            dims: &[len, num_rows],
-            strides: &[2 * len],
-            sides: &kernel.out_box(),
-        };
+        let of_x = kernel.x_boxes(num_rows, self.row_bytes());
+        let of_weight = kernel.weight_boxes(len, self.row_bytes());
+        let of_out = kernel.out_boxes(num_rows, len);
         GatedGemmParams {
-            x: of_x.map(),
-            weight: of_weight.map(),
-            out: of_out.plain_map(),
+            x: Boxes::of(x.codes.address(), &of_x).map(),
+            weight: Boxes::of(weight.codes.address(), &of_weight).map(),
+            out: Boxes::of(out.address(), &of_out).plain_map(),
             x_scales: x.scales.address(),
             scales: weight.scales.address(),
             num_rows: num_rows as u32,
@@ -123,8 +74,9 @@ impl Case {
         let shape = GatedShape { num_rows: num_rows as u32, len: len as u32, has_codes };
         let kernel = GatedGemm::new(&Gpu { num_sms, ..Gpu::H200 }, shape).unwrap();
         let kernel = Emulated::new(kernel, Arch::SM_90A)?;
-        let mut x = Rows::new(self, num_rows, &mut dice);
-        let mut weight = Rows::new(self, 2 * len, &mut dice);
+        let kind = if has_codes { HopperWeights::Fp8 } else { HopperWeights::Bf16 };
+        let mut x = Weights::new((num_rows, cols), kind, &mut dice);
+        let mut weight = Weights::new((2 * len, cols), kind, &mut dice);
         let mut out = Memory::<bf16>::unwritten(num_rows * len);
         let params = self.params(&kernel.kernel, (&mut x, &mut weight), &mut out);
         // SAFETY: memory is of the sizes that parameters say.
@@ -135,7 +87,10 @@ impl Case {
                 assert!((found - right).abs() <= lost, "{m}, {n}: {found}, not {right}");
             }
         }
-        Some((kernel.kernel.x_box_rows(), 16 * kernel.kernel.weight_box()[3]))
+        let row_bytes = self.row_bytes();
+        let of_x = kernel.kernel.x_boxes(num_rows, row_bytes);
+        let of_weight = kernel.kernel.weight_boxes(len, row_bytes);
+        Some((of_x.sides[1], of_weight.sides[1..].iter().product()))
     }
 }
 

@@ -6,9 +6,7 @@ use inflight_kernels::{
     ops::{
         fp8_quantize::{fp8_place, fp8_row_bytes},
         fp8_split::{Fp8Split, Fp8SplitParams, SplitRows},
-        hopper_gemm::{
-            HopperBoxes, HopperGemm, HopperGemmParams, HopperOp, HopperShape, HopperWeights,
-        },
+        hopper_gemm::{HopperGemm, HopperGemmParams, HopperOp, HopperShape, HopperWeights},
     },
 };
 
@@ -39,15 +37,18 @@ struct Case {
 const SMALL: Gpu = Gpu { num_sms: 16, smem_per_block: 80 << 10, ..Gpu::H200 };
 
 /// Weights as a kernel takes them, and what they are.
-struct Weights {
-    codes: Memory<u8>,
-    scales: Memory<f32>,
-    numbers: Vec<f64>,
+pub(crate) struct Weights {
+    pub(crate) codes: Memory<u8>,
+    pub(crate) scales: Memory<f32>,
+    pub(crate) numbers: Vec<f64>,
 }
 
 impl Weights {
-    fn new(case: &Case, dice: &mut Dice) -> Self {
-        let Case { rows, cols, weights, .. } = *case;
+    pub(crate) fn new(
+        (rows, cols): (usize, usize),
+        weights: HopperWeights,
+        dice: &mut Dice,
+    ) -> Self {
         if weights == HopperWeights::Bf16 {
             let numbers = dice.bf16s(rows * cols, 1.0);
             let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -144,9 +145,7 @@ impl Case {
         let Self { num_rows, rows, cols, .. } = *self;
         let is_bf16 = self.weights == HopperWeights::Bf16;
         let row_bytes = if is_bf16 { 2 * cols } else { fp8_row_bytes(cols) };
-        let HopperBoxes { dims, strides, sides } = kernel.weight_boxes(rows, row_bytes);
-        let weight =
-            Boxes { address: w.codes.address(), dims: &dims, strides: &strides, sides: &sides };
+        let boxes = kernel.weight_boxes(rows, row_bytes);
         let num_dims = if is_bf16 { 2 } else { 3 };
         let of_x = Boxes {
             address: if is_bf16 { x.numbers.address() } else { x.codes.codes.address() },
@@ -155,7 +154,7 @@ impl Case {
             sides: &[HopperGemm::BOX_COLS, kernel.x_box_rows(), 2][..num_dims],
         };
         HopperGemmParams {
-            weight: weight.map(),
+            weight: Boxes::of(w.codes.address(), &boxes).map(),
             x: of_x.map(),
             bias: NULL,
             scales: w.scales.address(),
@@ -185,7 +184,10 @@ impl Case {
     fn check(self) -> Option<()> {
         let mut dice = Dice::new((self.rows + self.cols) as u64);
         let kernel = Emulated::new(self.kernel(), Arch::SM_90A)?;
-        let (mut w, mut x) = (Weights::new(&self, &mut dice), Rows::new(&self, &mut dice)?);
+        let (mut w, mut x) = (
+            Weights::new((self.rows, self.cols), self.weights, &mut dice),
+            Rows::new(&self, &mut dice)?,
+        );
         let params = self.params(&kernel.kernel, &mut w, &mut x);
         match self.op {
             HopperOp::Silu => self.check_silu(&kernel, params, (&w, &x), &mut dice),
@@ -243,8 +245,7 @@ impl Case {
                     gate + f64::from(bias.as_slice()[n]),
                     up + f64::from(bias.as_slice()[len + n]),
                 );
-                let expected = gate / (1.0 + (-gate).exp()) * up;
-                let lost = expected.abs() / 250.0 + gate_lost * up.abs() + up_lost * gate.abs();
+                let (expected, lost) = silu_and_mul((gate, gate_lost), (up, up_lost));
                 assert!((found - expected).abs() <= lost, "{m}, {n}: {found}, not {expected}");
                 if kernel.kernel.leaves_codes() {
                     // Of small ones some is lost.
@@ -254,6 +255,12 @@ impl Case {
             }
         }
     }
+}
+
+/// `silu(gate) * up` of sums and what of them may be lost, and that of an output of bf16.
+pub(crate) fn silu_and_mul((gate, gate_lost): (f64, f64), (up, up_lost): (f64, f64)) -> (f64, f64) {
+    let expected = gate / (1.0 + (-gate).exp()) * up;
+    (expected, expected.abs() / 250.0 + gate_lost * up.abs() + up_lost * gate.abs())
 }
 
 const BF16: Case = Case {

@@ -112,24 +112,26 @@ impl Gemm {
         stream: &CudaStream,
     ) -> Result<(), BackendError> {
         match method {
-            Method::Library(_) => {
-                stream.scratch(Scratch::First, rounded_bytes(product))?;
-                self.quantize().map(drop)
-            }
+            Method::Library(_) => self.load_rounding(product, stream),
             Method::Expanded(_) => {
                 stream.scratch(Scratch::First, expanded_bytes(product))?;
                 self.expand(product).map(drop)
             }
             Method::Hopper => self.hopper.load(product, stream),
             Method::Gated => {
-                stream.scratch(Scratch::First, rounded_bytes(product))?;
-                self.quantize()?;
+                self.load_rounding(product, stream)?;
                 self.gated.load(product).map(drop)
             }
             Method::Gemv | Method::Flat(_) | Method::InParts { .. } => {
                 self.fp8_gemv(product).map(drop)
             }
         }
+    }
+
+    /// Loads what rounds x, and finds room for that.
+    fn load_rounding(&self, product: &Product, stream: &CudaStream) -> Result<(), BackendError> {
+        stream.scratch(Scratch::First, rounded_bytes(product))?;
+        self.quantize().map(drop)
     }
 
     /// Enqueues `product`, whose weights are in fp8.

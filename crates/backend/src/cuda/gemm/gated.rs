@@ -76,26 +76,11 @@ impl GatedGemms {
         let kernel = loaded.kernel();
         let Product { num_rows, n, k, .. } = *product;
         let Operands { x, weight, row_bytes, x_scales, scales } = operands(product, rounded)?;
-        let (len, box_cols) = (n / 2, row_bytes / 2);
+        let len = n / 2;
         let params = GatedGemmParams {
-            x: tensor_map(&Boxes {
-                address: x,
-                dims: &[box_cols, num_rows],
-                strides: &[row_bytes],
-                sides: &[GatedGemm::BOX_COLS, kernel.x_box_rows()],
-            })?,
-            weight: tensor_map(&Boxes {
-                address: weight,
-                dims: &[box_cols, 8, 2, len / 8],
-                strides: &[row_bytes, len * row_bytes, 8 * row_bytes],
-                sides: &kernel.weight_box(),
-            })?,
-            out: plain_tensor_map(&Boxes {
-                address: out,
-                dims: &[len, num_rows],
-                strides: &[2 * len],
-                sides: &kernel.out_box(),
-            })?,
+            x: tensor_map(&Boxes::of(x, &kernel.x_boxes(num_rows, row_bytes)))?,
+            weight: tensor_map(&Boxes::of(weight, &kernel.weight_boxes(len, row_bytes)))?,
+            out: plain_tensor_map(&Boxes::of(out, &kernel.out_boxes(num_rows, len)))?,
             x_scales,
             scales,
             num_rows: word(num_rows),

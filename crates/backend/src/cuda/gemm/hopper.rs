@@ -246,17 +246,21 @@ impl HopperGemms {
     ) -> Result<Operands, BackendError> {
         let Product { x, num_rows, n, k, .. } = *product;
         match product.weight {
-            MatrixPlace::Bf16(weight) => Ok(Operands {
-                weight: weight_map(weight, &kernel.weight_boxes(n, 2 * k))?,
-                x: rows_map(x, (num_rows, k), kernel.x_box_rows())?,
-                scales: 0,
-                x_scales: 0,
-            }),
+            MatrixPlace::Bf16(weight) => {
+                let boxes_of_x = HopperBoxes::of_rows(num_rows, 2 * k, kernel.x_box_rows());
+                Ok(Operands {
+                    weight: tensor_map(&Boxes::of(weight, &kernel.weight_boxes(n, 2 * k)))?,
+                    x: tensor_map(&Boxes::of(x, &boxes_of_x))?,
+                    scales: 0,
+                    x_scales: 0,
+                })
+            }
             MatrixPlace::Fp8 { codes, scales, .. } => {
                 let split = self.split_x(product, stream)?;
                 let x = codes_map(&split, k)?;
                 let x_scales = split.scales;
-                let weight = weight_map(codes, &kernel.weight_boxes(n, fp8_row_bytes(k)))?;
+                let boxes = kernel.weight_boxes(n, fp8_row_bytes(k));
+                let weight = tensor_map(&Boxes::of(codes, &boxes))?;
                 Ok(Operands { weight, x, scales, x_scales })
             }
         }
@@ -357,25 +361,5 @@ fn codes_map(split: &SplitRows, len: usize) -> Result<TensorMap, BackendError> {
         dims: &[row_bytes / 2, num_rows, 2],
         strides: &[row_bytes, num_rows * row_bytes],
         sides: &[HopperGemm::BOX_COLS, split.padded_rows, 2],
-    })
-}
-
-/// Boxes of weights.
-fn weight_map(address: u64, boxes: &HopperBoxes) -> Result<TensorMap, BackendError> {
-    let HopperBoxes { dims, strides, sides } = boxes;
-    tensor_map(&Boxes { address, dims, strides, sides })
-}
-
-/// Boxes of rows of bf16.
-fn rows_map(
-    address: u64,
-    (num_rows, len): (usize, usize),
-    box_rows: u32,
-) -> Result<TensorMap, BackendError> {
-    tensor_map(&Boxes {
-        address,
-        dims: &[len, num_rows],
-        strides: &[2 * len],
-        sides: &[HopperGemm::BOX_COLS, box_rows],
     })
 }
